@@ -1,0 +1,256 @@
+"""Typed, shape-checked containers: what travels between data, rollout, rewards, algorithm and policy.
+
+B prompts, G samples a prompt, N = B x G rows; P prompt tokens (left-padded), T completion tokens (right-padded), V vocabulary.
+Masks are bool and come from lengths, never from the pad id, since pad may be an end-of-sequence token. A step of credit
+makes a new container with a new field; `reward` never changes meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One item of a data set.
+
+    Attributes:
+        id: unique within the data set and stable over runs.
+        prompt: plain text, or chat messages.
+        answer: the reference answer, None where the data has none.
+        category: the stratum the item belongs to (a difficulty, a topic); "" where there is none.
+        target: a worked completion for supervised training, None where the data has none.
+        columns: the other fields of the row; a reward receives those it names.
+    """
+
+    id: str
+    prompt: str | list[Message]
+    answer: str | None = None
+    category: str = ""
+    target: str | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What a reward sees of N samples. All lists have length N.
+
+    Attributes:
+        examples: the data item each sample belongs to.
+        prompts: the prompts as the model saw them, rendered to text.
+        texts: the completions, decoded, without end-of-sequence tokens and without the stop string.
+        token_ids: the completions' token ids, padding excluded, the end-of-sequence token included.
+        finished: True where the sample ended by itself (end of sequence or stop string), False where it was cut off.
+    """
+
+    examples: list[Example]
+    prompts: list[str]
+    texts: list[str]
+    token_ids: list[list[int]]
+    finished: list[bool]
+
+    def __post_init__(self) -> None:
+        lengths = {f.name: len(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"Completions: lists of different lengths {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What the reward functions returned, `[N]` float32 each.
+
+    Attributes:
+        total: the weighted sum of the parts, what the algorithm learns from.
+        parts: each part's own value before weighting; NaN where the part does not apply to the row.
+        outcome: the part that says right or wrong. Shaping parts are all others.
+    """
+
+    total: Tensor
+    parts: dict[str, Tensor]
+    outcome: Tensor
+
+    def __post_init__(self) -> None:
+        _check(total=(self.total, ("N",)), outcome=(self.outcome, ("N",)), **{k: (v, ("N",)) for k, v in self.parts.items()})
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Tokenised prompts of one step.
+
+    Attributes:
+        tokens: long `[B, P]`, left-padded.
+        mask: bool `[B, P]`, True on prompt tokens.
+        texts: the rendered prompts (B).
+        examples: the data items (B).
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    texts: list[str]
+    examples: list[Example]
+
+    def __post_init__(self) -> None:
+        _check(tokens=(self.tokens, ("B", "P")), mask=(self.mask, ("B", "P")))
+        if not len(self.texts) == len(self.examples) == self.tokens.shape[0]:
+            raise ValueError(f"Prompts: {len(self.texts)} texts, {len(self.examples)} examples, {self.tokens.shape[0]} rows")
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """G samples of each of B prompts, in rows ordered by prompt: row n belongs to prompt `group[n]`.
+
+    Attributes:
+        prompts: what was asked.
+        group: long `[N]`, index of each row's prompt.
+        tokens: long `[N, T]`, right-padded.
+        mask: bool `[N, T]`, True on sampled tokens, the first end-of-sequence token included.
+        behaviour_logp: float32 `[N, T]`, log-probs of the distribution that was sampled from; 0 outside the mask.
+        finished: bool `[N]`.
+        texts: the decoded completions (N).
+        support: uint8 `[N, T, ceil(V / 8)]`, the packed set of tokens that top-p or top-k kept; None at full support.
+    """
+
+    prompts: Prompts
+    group: Tensor
+    tokens: Tensor
+    mask: Tensor
+    behaviour_logp: Tensor
+    finished: Tensor
+    texts: list[str]
+    support: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check(
+            group=(self.group, ("N",)),
+            tokens=(self.tokens, ("N", "T")),
+            mask=(self.mask, ("N", "T")),
+            behaviour_logp=(self.behaviour_logp, ("N", "T")),
+            finished=(self.finished, ("N",)),
+        )
+
+    def completions(self) -> Completions:
+        """The view of this rollout that rewards are given."""
+        lengths = self.mask.sum(-1).tolist()
+        groups = self.group.tolist()
+        return Completions(
+            examples=[self.prompts.examples[g] for g in groups],
+            prompts=[self.prompts.texts[g] for g in groups],
+            texts=self.texts,
+            token_ids=[row[:n] for row, n in zip(self.tokens.tolist(), lengths, strict=True)],
+            finished=self.finished.tolist(),
+        )
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The rows one or more optimizer steps learn from: `[N, ...]`, prompts stored once for their group.
+
+    Attributes:
+        prompt_tokens, prompt_mask: long and bool `[B, P]`, left-padded.
+        group: long `[N]`, index of each row's prompt.
+        tokens, mask: long and bool `[N, T]`, completions, right-padded.
+        loss_mask: bool `[N, T]`, the part of `mask` that the loss is taken over.
+        behaviour_logp: `[N, T]`, from the rollout; None for stored data.
+        old_logp: `[N, T]`, of the policy before the first update on this batch; None where it equals the policy's own
+            (one optimizer step a rollout), and then the ratio is exactly 1.
+        ref_logp: `[N, T]`, of the frozen reference; None where no KL is asked for.
+        advantages: `[N, T]`.
+        support: as in `Rollout`.
+    """
+
+    prompt_tokens: Tensor
+    prompt_mask: Tensor
+    group: Tensor
+    tokens: Tensor
+    mask: Tensor
+    loss_mask: Tensor
+    behaviour_logp: Tensor | None = None
+    old_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+    advantages: Tensor | None = None
+    support: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check(
+            prompt_tokens=(self.prompt_tokens, ("B", "P")),
+            prompt_mask=(self.prompt_mask, ("B", "P")),
+            group=(self.group, ("N",)),
+            **{name: (getattr(self, name), ("N", "T")) for name in self._ROW_TOKENS if getattr(self, name) is not None},
+        )
+
+    _ROW_TOKENS = ("tokens", "mask", "loss_mask", "behaviour_logp", "old_logp", "ref_logp", "advantages")
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def with_(self, **fields: Any) -> TokenBatch:
+        """A copy with some fields replaced."""
+        return dataclasses.replace(self, **fields)
+
+    def rows(self, index: Tensor) -> TokenBatch:
+        """The given rows (long `[n]`), with only their prompts, padding trimmed to their longest."""
+        kept, group = torch.unique(self.group[index], return_inverse=True)
+        p = int(self.prompt_mask[kept].sum(-1).max())
+        t = max(1, int(self.mask[index].sum(-1).max()))
+        by_row: dict[str, Any] = {
+            name: None if (x := getattr(self, name)) is None else x[index, :t] for name in (*self._ROW_TOKENS, "support")
+        }
+        width = self.prompt_tokens.shape[1]
+        return TokenBatch(
+            prompt_tokens=self.prompt_tokens[kept, width - p :],
+            prompt_mask=self.prompt_mask[kept, width - p :],
+            group=group,
+            **by_row,
+        )
+
+    def split(self, size: int) -> Iterator[tuple[Tensor, TokenBatch]]:
+        """Micro-batches of at most `size` consecutive rows, each with the indices of its rows."""
+        for start in range(0, len(self), size):
+            index = torch.arange(start, min(start + size, len(self)), device=self.tokens.device)
+            yield index, self.rows(index)
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """The batch on another device."""
+        moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return TokenBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss before division, with what is to be logged.
+
+    Attributes:
+        total: scalar, the *sum* that is divided once by the optimizer batch's global count.
+        sums: metric name -> (sum, count); their ratio over all micro-batches is the exact mean.
+        maxima: metric name -> value; the largest over all micro-batches is logged.
+    """
+
+    total: Tensor
+    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+
+
+def _check(**named: tuple[Tensor, tuple[str, ...]]) -> None:
+    """Raise ValueError unless every tensor has the named dimensions and equal names have equal sizes."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, (x, dims) in named.items():
+        if x.dim() != len(dims):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [{', '.join(dims)}]")
+        for size, dim in zip(x.shape, dims, strict=True):
+            known, first = sizes.setdefault(dim, (size, name))
+            if size != known:
+                raise ValueError(f"{name} has {dim} = {size}, but {first} has {dim} = {known}")

@@ -1,0 +1,76 @@
+"""The errors a person can meet, and the exit code of each.
+
+    GrpoError
+    ├── InputError          2   what the user gave is wrong: an option, a file, a path, a reward function
+    │   ├── ConfigError         an option's name or value
+    │   ├── DataError           a data file, a row, a field
+    │   └── ModelError          a model, tokenizer or adapter that cannot be loaded or does not fit
+    ├── RunError            3   the run failed although its input was accepted
+    │   ├── RewardError         a reward raised, or returned something that is not a number
+    │   ├── NumericsError       a loss or gradient that is not finite
+    │   └── CheckpointError     a checkpoint that cannot be written or read
+    └── Stopped       130/143   a signal asked the run to stop; a checkpoint was written first
+
+Every message says what is wrong, quotes the value, and names the way out. `InputError` is raised before a model loads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import signal
+from collections.abc import Iterable
+
+
+class GrpoError(Exception):
+    """Base of all errors raised on purpose; shown to the user as one message, without a traceback."""
+
+    exit_code = 3
+
+
+class InputError(GrpoError):
+    """The user's input is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """An option's name or value is wrong."""
+
+
+class DataError(InputError):
+    """A data file, a row of it or a field is wrong."""
+
+
+class ModelError(InputError):
+    """A model, tokenizer or adapter cannot be loaded or does not fit the run."""
+
+
+class RunError(GrpoError):
+    """The run failed although its input was accepted."""
+
+
+class RewardError(RunError):
+    """A reward raised, or returned something that is not a finite number or None."""
+
+
+class NumericsError(RunError):
+    """A loss or gradient is not finite."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be written or read."""
+
+
+class Stopped(GrpoError):
+    """A signal asked the run to stop; raised after the checkpoint was written."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signum
+        self.signal_name = signal.Signals(signum).name
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`" Did you mean 'beta'?"` for the closest valid name, or an empty string where none is close."""
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

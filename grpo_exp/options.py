@@ -1,0 +1,55 @@
+"""Declare an option once: its name and type as a dataclass field, its meaning and valid range here, its value in YAML.
+
+`config.py` checks every value against what is declared, the README's table and `--help` are written from it. An option has
+no default in Python: the YAML file that belongs to the dataclass gives it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_exp.errors import ConfigError, nearest
+
+
+def option(
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A dataclass field for one option.
+
+    Args:
+        meaning: one line for people, with the unit.
+        low, high: smallest and largest value allowed, both included.
+        above: the value must be greater than this.
+        choices: the values allowed, for a string option.
+    """
+    return dataclasses.field(
+        metadata={"meaning": meaning, "low": low, "high": high, "above": above, "choices": tuple(choices)}
+    )
+
+
+def load_class(package: str, name: str, base: type, key: str) -> type:
+    """The one subclass of `base` that the module `package.name` defines: an algorithm, a reward, a data source, an engine.
+
+    Adding a file to the package is all the registration there is. `key` is the option that named it, for the message.
+
+    Raises:
+        ConfigError: no such module; the nearest name is suggested.
+    """
+    folder = importlib.import_module(package)
+    names = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name != "base")
+    if name not in names:
+        raise ConfigError(f"{key}={name!r}: no such choice. Valid: {', '.join(names)}.{nearest(name, names)}")
+    module = importlib.import_module(f"{package}.{name}")
+    classes = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
+    if len(classes) != 1:
+        raise TypeError(f"{module.__name__} must define one subclass of {base.__name__}, found {len(classes)}")
+    return classes[0]

@@ -1,0 +1,1 @@
+"""Rewards: one file each. `base` holds what a reward part is and how parts add up."""
