@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from grpo_exp.batch import Example
@@ -33,10 +37,16 @@ class DataSource:
     name: str = option("name of this data set, for the run card and W&B")
     kind: str = option("which loader: the name of a file in grpo_exp/data")
 
-    def load(self, seed: int) -> Dataset:
-        """Read or generate the items; `seed` decides the split and what is generated.
+    def load(self) -> Dataset:
+        """Read or generate the items, the same ones at every call.
 
         Raises:
             DataError: naming file, row and field, before any model loads.
         """
         raise NotImplementedError
+
+
+def items_sha256(train: Sequence[Example], heldout: Sequence[Example]) -> str:
+    """Hash of all items as canonical JSON: equal exactly where prompts, answers, targets, fields and split are."""
+    items = {"train": [dataclasses.asdict(e) for e in train], "heldout": [dataclasses.asdict(e) for e in heldout]}
+    return hashlib.sha256(json.dumps(items, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()

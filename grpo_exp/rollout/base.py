@@ -1,0 +1,56 @@
+"""What a rollout engine is, and the random numbers that all of them draw from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_exp.batch import Prompts, Rollout
+from grpo_exp.options import option
+
+if TYPE_CHECKING:
+    from grpo_exp.policy import Policy
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. `temperature` 0 takes the likeliest token. `key` names the random numbers: (seed, stream, step)."""
+
+    temperature: float
+    max_new_tokens: int
+    samples: int
+    key: tuple[int, int, int]
+
+
+@dataclass
+class Engine:
+    """Samples completions from the policy; built from its YAML like an algorithm."""
+
+    kind: str = option("which engine: the name of a file in grpo_exp/rollout")
+    top_p: float = option("sample from the smallest set of tokens with this much probability; 1 for all", above=0, high=1)
+    top_k: int = option("sample from this many likeliest tokens; 0 for all", low=0)
+    stop: list[str] = option("strings that end a completion, besides the end of sequence; left out of the text")
+
+    def sample(self, policy: Policy, prompts: Prompts, sampling: Sampling, rows: int) -> Rollout:
+        """`sampling.samples` completions of each prompt, computed at most `rows` rows at a time.
+
+        The result does not depend on `rows`, up to rounding: each row's random numbers depend on the key, the prompt's place
+        and the sample's number alone.
+        """
+        raise NotImplementedError
+
+
+def uniforms(sampling: Sampling, prompts: int) -> Tensor:
+    """One uniform number in [0, 1) for each row and token: float32 `[prompts x samples, max_new_tokens]`."""
+    rows = [
+        np.random.Generator(np.random.Philox(np.random.SeedSequence((*sampling.key, prompt, sample)))).random(
+            sampling.max_new_tokens, dtype=np.float32
+        )
+        for prompt in range(prompts)
+        for sample in range(sampling.samples)
+    ]
+    return torch.from_numpy(np.stack(rows))

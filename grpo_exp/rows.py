@@ -1,0 +1,201 @@
+"""Rows of a data file: one JSON list, JSON lines, CSV or Parquet, each row with the place a message can name.
+
+A fault of the whole file is raised. A fault of one row is handed on in the row's place, so that the reader decides
+whether one bad line ends the run (`data.on_error`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_exp.errors import DataError, nearest
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as read.
+
+    Attributes:
+        place: for messages: `file:line`, or `file: row n` where lines mean nothing.
+        number: counted from 1 over the rows of the file, faulty ones included.
+        fields: name -> value.
+    """
+
+    place: str
+    number: int
+    fields: dict[str, Any]
+
+
+class RowFault(DataError):
+    """What is wrong with one row; `kind` names the fault without its place, to be counted."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def one_line(value: object, limit: int = 80) -> str:
+    """Text from a file made fit for a one-line message: control characters out, at most `limit` characters."""
+    text = value if isinstance(value, str) else repr(value)
+    text = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def find_file(name: str, key: str) -> Path:
+    """The file that option `key` names: relative to the current folder, `~` expanded.
+
+    Raises:
+        DataError: absent (the nearest name in that folder is suggested), a folder, or of a kind that cannot be read.
+    """
+    shown = f"{key}={one_line(name, 200)}"
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            files = sorted(f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
+            raise DataError(f"{shown}: a folder; name one file in it{': ' + one_line(', '.join(files)) if files else ''}")
+        if not path.exists():
+            raise DataError(f"{shown}: {_absent(path)}")
+    except (OSError, RuntimeError) as error:  # a folder that may not be entered, a name too long, ~ of an unknown user
+        raise DataError(f"{shown}: cannot be read: {one_line(str(error), 200)}") from error
+    if path.suffix.lower() not in SUFFIXES:
+        raise DataError(f"{shown}: cannot read '{one_line(path.suffix)}' files; expected one of {', '.join(SUFFIXES)}")
+    return path
+
+
+def _absent(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"no such file; the folder {one_line(str(folder), 200)} does not exist (the current folder is {Path.cwd()})"
+    return f"no such file in {folder.resolve()}.{nearest(path.name, (f.name for f in folder.iterdir()))}"
+
+
+def read_rows(path: Path) -> Iterator[Row | RowFault]:
+    """The rows of a file, in order; blank lines do not count.
+
+    Raises:
+        DataError: the file as a whole cannot be read: not UTF-8, not a list, no pyarrow.
+    """
+    readers = {".json": _json_list, ".jsonl": _json_lines, ".csv": _csv, ".parquet": _parquet}
+    return readers[path.suffix.lower()](path)
+
+
+def _text(path: Path) -> str:
+    """The file's text; a byte order mark is dropped."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{_shown(path)}: cannot be read: {error.strerror}") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{_shown(path)}:{line}: not UTF-8 (byte 0x{data[error.start]:02x}); convert it, e.g. "
+            "iconv -f latin1 -t utf-8 OLD > NEW"
+        ) from error
+
+
+def _shown(path: Path) -> str:
+    return one_line(str(path), 200)
+
+
+def _json_list(path: Path) -> Iterator[Row | RowFault]:
+    text = _text(path)
+    if not text.strip():
+        return
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        hint = " One object a line? Then name the file .jsonl." if "Extra data" in str(error) else ""
+        raise DataError(f"{_malformed(_shown(path), text, error, with_line=True)}{hint}") from error
+    if not isinstance(data, list):
+        keys = f" with {one_line(', '.join(data))}" if isinstance(data, dict) else ""
+        raise DataError(f"{_shown(path)}: expected one list of objects, found {_kind(data)}{keys}")
+    for number, value in enumerate(data, 1):
+        yield _row(f"{_shown(path)}: row {number}", number, value)
+
+
+def _json_lines(path: Path) -> Iterator[Row | RowFault]:
+    number = 0
+    for line, text in enumerate(_text(path).split("\n"), 1):  # not splitlines(): U+2028 may stand inside a string
+        if not text.strip():
+            continue
+        number += 1
+        place = f"{_shown(path)}:{line}"
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            yield RowFault("malformed line", _malformed(place, text, error))
+        else:
+            yield _row(place, number, value)
+
+
+def _malformed(place: str, text: str, error: Exception, with_line: bool = False) -> str:
+    if not isinstance(error, json.JSONDecodeError):  # too deep, or a number of thousands of digits
+        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
+        return f"{place}: malformed JSON ({reason}): {one_line(text)}"
+    line = f":{error.lineno}" if with_line else ""
+    excerpt = one_line(text[max(0, error.pos - 40) : error.pos + 40])
+    return f"{place}{line}: malformed JSON at column {error.colno} ({one_line(error.msg)}): {excerpt}"
+
+
+def _row(place: str, number: int, value: Any) -> Row | RowFault:
+    if isinstance(value, dict):
+        return Row(place, number, value)
+    return RowFault("not an object", f"{place}: expected an object with fields, found {_kind(value)}: {one_line(value)}")
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), "null" if value is None else type(value).__name__)
+
+
+def _csv(path: Path) -> Iterator[Row | RowFault]:
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    number, header, line = 0, None, 1
+    try:
+        for values in reader:
+            start, line = line, reader.line_num + 1  # a quoted value may span lines
+            if not values:
+                continue
+            if header is None:
+                header = _header(path, values)
+                continue
+            number += 1
+            place = f"{_shown(path)}:{start}"
+            if len(values) == len(header):
+                yield Row(place, number, dict(zip(header, values, strict=True)))
+            else:
+                message = f"{place}: {len(values)} values for {len(header)} columns ({one_line(', '.join(header))})"
+                yield RowFault("wrong number of values", f"{message}; quote values that hold commas")
+    except csv.Error as error:
+        raise DataError(f"{_shown(path)}:{reader.line_num}: malformed CSV ({one_line(str(error))}); or use .jsonl") from error
+
+
+def _header(path: Path, names: list[str]) -> list[str]:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"{_shown(path)}:1: the header names the column '{one_line(twice[0])}' twice; rename one")
+    return names
+
+
+def _parquet(path: Path) -> Iterator[Row | RowFault]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError(f"{_shown(path)}: Parquet needs pyarrow: pip install 'grpo-exp[parquet]'") from error
+    try:
+        values = parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{_shown(path)}: cannot be read as Parquet: {one_line(str(error), 200)}") from error
+    for number, value in enumerate(values, 1):
+        yield Row(f"{_shown(path)}: row {number}", number, value)
