@@ -10,13 +10,14 @@ The forms an answer may take, in order of trust:
     whole        5                         the completion is a number and nothing else
     last_number  ... 5 ...                 the last number anywhere: rewards a completion that never committed to an answer
 
-The first form in the caller's list that occurs decides; within a form the last occurrence counts, so that naming many candidates
-gains nothing. Every search takes time linear in the text: completions are text that a policy optimises, hostile by nature.
+The first form in the caller's list that occurs decides; within a form the last occurrence counts, so that naming many
+candidates gains nothing. Every search takes time linear in the text: what a policy optimises is hostile by nature.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 
 from grpo_exp import quantities
@@ -94,11 +95,14 @@ def _last_box(text: str) -> tuple[str | None, int]:
     return text[start:end].strip(), opened
 
 
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    matches = deque(pattern.finditer(text), maxlen=1)
+    return matches[0] if matches else None
+
+
 def _hash(text: str) -> str | None:
     """What follows the last `####`; a heading of that level, with prose under it, is none."""
-    last = None
-    for last in _HASH.finditer(text):
-        pass
+    last = _last(_HASH, text)
     if last is None:
         return None
     line, _, rest = text[last.end() :].partition("\n")
@@ -106,13 +110,11 @@ def _hash(text: str) -> str | None:
 
 
 def _answer_is(text: str) -> str | None:
-    last = None
-    for last in _ANSWER_IS.finditer(text):
-        pass
+    last = _last(_ANSWER_IS, text)
     if last is None:
         return None
     line = text[last.end() :].partition("\n")[0]
-    return _SENTENCE_END.split(line, maxsplit=1)[0].strip()
+    return _SENTENCE_END.split(line, maxsplit=1)[0].strip(" \t*_`")
 
 
 def _equation(text: str) -> str | None:
@@ -128,9 +130,7 @@ def _whole(text: str) -> str | None:
 
 
 def _last_number(text: str) -> str | None:
-    last = None
-    for last in _NUMBER.finditer(text):
-        pass
+    last = _last(_NUMBER, text)
     return last[0] if last else None
 
 

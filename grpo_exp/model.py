@@ -50,6 +50,7 @@ class ModelOptions:
     lora_alpha: float = option("the adapter's output is scaled by alpha / rank", above=0)
     lora_dropout: float = option("dropout before the adapter while training", low=0, high=1)
     lora_targets: list[str] = option("names of the layers that get an adapter, or [all-linear]")
+    max_new_tokens: int = option("default of the root option max_new_tokens", low=1)
     gradient_checkpointing: bool = option("recompute activations in the backward pass: less memory, more time")
     lr_rl: float = option("vetted learning rate of policy-gradient steps for this model", above=0)
     lr_sft: float = option("vetted learning rate of supervised steps for this model", above=0)

@@ -10,8 +10,8 @@ Numbers are compared as fractions, without rounding. What is read as a number:
 
 Several values ("2, 3", "x=2 or x=3", "{2, 3}", "±2") are a set; "(2, 3)" and "[2, 3)" keep their order and brackets.
 
-Not carried out is not answered: "9+9" is not 18, and "12/4" is not 3 (as it would pay to copy the question). A quotient of whole
-numbers that is no whole number, such as 6/8, is a fraction. A reference answer may be written either way.
+Not carried out is not answered: "9+9" is not 18, and "12/4" is not 3, or it would pay to copy the question. A quotient of
+whole numbers that is no whole number, such as 6/8, is a fraction. A reference answer may be written either way.
 """
 
 from __future__ import annotations
@@ -126,17 +126,35 @@ def _near(a: Fraction, b: Fraction, limit: Fraction) -> bool:
 # --- text to pieces ---------------------------------------------------------------------------------------------------
 
 _CHARACTERS = str.maketrans(
-    dict(zip("−–‒﹣－＋０１２３４５６７８９％＄，．（）＝：\u00a0\u202f\u2009\u200a\u3000", "-----+0123456789%$,.()=:     ", strict=True))
+    dict(
+        zip(
+            "−–‒﹣－＋０１２３４５６７８９％＄，．（）＝：\u00a0\u202f\u2009\u200a\u3000",
+            "-----+0123456789%$,.()=:     ",
+            strict=True,
+        )
+    )
     | {"×": "\\times ", "·": "\\cdot ", "÷": "/", "π": "\\pi ", "∞": "\\infty ", "±": "\\pm ", "²": "^2", "³": "^3", "₀": "_0"}
     | {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "⅓": " 1/3", "⅔": " 2/3", "⁄": "/", "\u200b": "", "≤": "\\le ", "≥": "\\ge "}
 )
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("*", "*"), ("`", "`"), ('"', '"'), ("“", "”"))
+_WRAPPERS = (
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    ("**", "**"),
+    ("*", "*"),
+    ("`", "`"),
+    ('"', '"'),
+    ("“", "”"),
+)
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[,;: ]|~")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b|\\circ\b")
 _LATEX_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
-_THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+(?!,?[0-9])|(?: [0-9]{3})+(?! ?[0-9/])|(?:_[0-9]{3})+(?![0-9_]))")
+_THOUSANDS = re.compile(
+    r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+(?!,?[0-9])|(?: [0-9]{3})+(?! ?[0-9/])|(?:_[0-9]{3})+(?![0-9_]))"
+)
 _SEPARATOR = re.compile(r"\\[{}]|[([{]|[)\]}]|[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
 
 
@@ -163,7 +181,7 @@ def _normalise(text: str) -> str:
 
 
 def _bracketed(text: str) -> tuple[str, str] | None:
-    r"""The pair of brackets around the whole text, and what is inside; `\{` and `{` are one. None where there is no such pair."""
+    r"""The pair of brackets around the whole text, and what is inside, else None; `\{` counts as `{`."""
     text = text.replace(r"\{", "{").replace(r"\}", "}")
     if not text or text[0] not in "([{" or text[-1] not in ")]}":
         return None

@@ -73,8 +73,9 @@ def find_file(name: str, key: str) -> Path:
 def _absent(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
-        return f"no such file; the folder {one_line(str(folder), 200)} does not exist (the current folder is {Path.cwd()})"
-    return f"no such file in {folder.resolve()}.{nearest(path.name, (f.name for f in folder.iterdir()))}"
+        return f"no such file; the folder {_shown(folder)} does not exist (the current folder is {_shown(Path.cwd())})"
+    near = nearest(path.name, (one_line(f.name, 200) for f in folder.iterdir()))
+    return f"no such file in {_shown(folder.resolve())}.{near}"
 
 
 def read_rows(path: Path) -> Iterator[Row | RowFault]:

@@ -1,9 +1,9 @@
 r"""Whether two expressions are equal by algebra, such as \sqrt{8} and 2\sqrt{2}: math-verify behind a gate.
 
-math-verify hands the text to sympy, in which 9^{9^{9}} or a long product takes as long as it likes: by default it gives up after
-five seconds for each side and five more for the comparison. A policy that hits upon such expressions would stall each step by
-minutes, so the gate lets through only what is short, flat and small, and what it lets through has two seconds in all. Everything
-else counts as not equal.
+math-verify hands the text to sympy, in which 9^{9^{9}} or a long product takes as long as it likes: by default it gives up
+after five seconds for each side and five more for the comparison. A policy that hits upon such expressions would stall each
+step by minutes, so the gate lets through only what is short, flat and small, and that has two seconds in all. Everything else
+counts as not equal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ MOST_POWERS = 6
 LARGEST_POWER = 100  # the product of all exponents
 SECONDS = 2.0
 
-_FUNCTIONS = set("sin cos tan cot sec csc log ln exp sqrt pi arcsin arccos arctan sinh cosh tanh".split())
-_COMMANDS = _FUNCTIONS | set(
-    "frac cdot times div pm mp le leq ge geq lt gt ne neq infty cup cap in emptyset begin end pmatrix bmatrix mathbb "
-    "alpha beta gamma delta epsilon theta lambda mu phi omega sigma rho tau psi circ overline vert lvert rvert mid".split()
-)
+_FUNCTION_NAMES = "sin cos tan cot sec csc log ln exp sqrt pi arcsin arccos arctan sinh cosh tanh"
+_COMMAND_NAMES = """
+frac cdot times div pm mp le leq ge geq lt gt ne neq infty cup cap in emptyset begin end pmatrix bmatrix mathbb alpha beta gamma
+delta epsilon theta lambda mu phi omega sigma rho tau psi circ overline vert lvert rvert mid
+"""
+_FUNCTIONS = set(_FUNCTION_NAMES.split())
+_COMMANDS = _FUNCTIONS | set(_COMMAND_NAMES.split())
 _WORD = re.compile(r"(\\?)([A-Za-z]{2,})")
 _POWER = re.compile(r"\^ ?(?:\{ ?([-+]?)([0-9]{0,3})([A-Za-z/0-9]{0,4}) ?\}|([0-9])|[A-Za-z])")
 _TWO_NUMBERS = re.compile(r"[0-9)] +[0-9]")
@@ -47,7 +49,10 @@ def admitted(text: str) -> bool:
         return False
     if any(c in text for c in "!$#\n") or "**" in text or _TWO_NUMBERS.search(text):
         return False
-    if any(w not in (_COMMANDS if slash else _FUNCTIONS | {"pmatrix", "bmatrix"}) and (slash or len(w) > 2) for slash, w in _WORD.findall(text)):
+    if any(
+        w not in (_COMMANDS if slash else _FUNCTIONS | {"pmatrix", "bmatrix"}) and (slash or len(w) > 2)
+        for slash, w in _WORD.findall(text)
+    ):
         return False
     depth = deepest = 0
     for character in text:
@@ -58,7 +63,7 @@ def admitted(text: str) -> bool:
 
 def _powers_are_small(text: str) -> bool:
     powers = list(_POWER.finditer(text))
-    if len(powers) != text.count("^") or len(powers) > MOST_POWERS:
+    if len(powers) != text.count("^") or len(powers) > MOST_POWERS or any(text.startswith("^", m.end()) for m in powers):
         return False
     return math.prod(max(1, int(m[2] or m[4] or 1)) for m in powers) <= LARGEST_POWER
 

@@ -19,11 +19,12 @@ SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10*
 # Letters that are a unit on their own; other single letters are variables: "5x", "3 n".
 _LETTERS = set("mgshlLWVANCF")
 # Words after which the number is not the whole answer, and functions that would be applied to something.
-_NOT_UNITS = set(
-    "and or half halves third thirds quarter quarters plus minus times over to not if is are was equals than versus vs "
-    "hundred hundreds dozen dozens thousand thousands million millions billion billions trillion trillions "
-    "pi sin cos tan cot sec csc log ln lg exp sqrt mod choose factorial squared cubed divided multiplied x".split()
-) - {"sec"}
+_OTHER_WORDS = """
+and or half halves third thirds quarter quarters plus minus times over to not if is are was equals than versus vs
+hundred hundreds dozen dozens thousand thousands million millions billion billions trillion trillions
+pi sin cos tan cot csc log ln lg exp sqrt mod choose factorial squared cubed divided multiplied x
+"""
+_NOT_UNITS = set(_OTHER_WORDS.split())
 _WORD = r"[A-Za-zµΩ°$€£'’]+"
 _PERCENT = re.compile(r"\s?(?:%|per ?cent\b|pct\b)")
 _SCALE = re.compile(r"\s?(thousand|million|billion|trillion)\b", re.IGNORECASE)

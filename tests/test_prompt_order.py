@@ -63,12 +63,15 @@ def test_goes_on_where_its_state_was_taken(examples, seed, memory, before, step)
     assert [resumed.take(step) for _ in range(20)] == [order.take(step) for _ in range(20)]
 
 
-def test_later_epochs_stay_proportional_with_memory():
-    examples = pool(30, 10, 20)
-    order = PromptOrder(examples, 0, memory=24)
-    for _ in range(30):
-        step = Counter(examples[i].category for i in order.take(6))
-        assert abs(step["0"] - 3) <= 1 and abs(step["1"] - 1) <= 1 and abs(step["2"] - 2) <= 1
+@pytest.mark.parametrize("sizes", [(30, 10, 20), (8, 8, 8), (100, 100, 3)])
+def test_memory_leaves_later_epochs_proportional(sizes):
+    examples = pool(*sizes)
+    order = PromptOrder(examples, 0, memory=len(examples) // 2)
+    for _ in range(10):
+        counts = [0] * len(sizes)
+        for length, index in enumerate(order.take(len(examples)), 1):
+            counts[int(examples[index].category)] += 1
+            assert all(abs(count - size / len(examples) * length) < 1 for count, size in zip(counts, sizes, strict=True))
 
 
 def test_seeds_and_epochs_differ():

@@ -23,7 +23,7 @@ class TrackOptions:
     entity: str | None = option("W&B user or team; null: the login's own")
     group: str | None = option("W&B group, such as the name of a sweep")
     job_type: str | None = option("W&B job type, such as train")
-    tags: list[str] = option("W&B tags")  # noqa: RUF009
+    tags: list[str] = option("W&B tags")
     id: str | None = option("W&B run id; a run of this id is replaced. null: a new one, kept when a run resumes")
     wandb_timeout: float = option("seconds to wait for the W&B server at the start; then the run goes offline", low=1)
     finish_timeout: float = option("seconds to wait for the upload at the end of a run", low=1)

@@ -24,7 +24,7 @@ def card_lines(card: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seeds", ", ".join(f"{clean(k)} {short(v)}" for k, v in part(card, "seeds").items())),
         ("code", _code(card)),
         ("goal", _goal(part(card, "objective"))),
-        ("W&B", wandb_line(card)),
+        ("W&B", _wandb(part(card, "wandb"))),
         ("folder", clean(card.get("folder", ""))),
     ]
     shown: list[tuple[str, str]] = []
@@ -37,7 +37,13 @@ def card_lines(card: Mapping[str, Any]) -> list[tuple[str, str]]:
 def wandb_line(card: Mapping[str, Any]) -> str:
     """Where the W&B run is, or how to send it there."""
     wandb = part(card, "wandb")
-    return clean(f"recorded offline, to send: {wandb['sync']}" if wandb.get("sync") else wandb.get("url") or "")
+    return clean(wandb.get("sync") or wandb.get("url") or "")
+
+
+def _wandb(wandb: Mapping[str, Any]) -> str:
+    if not wandb:
+        return ""
+    return clean(wandb.get("url") or f"recorded {wandb.get('mode', 'offline')}; how to send it is said at the end")
 
 
 def _run(card: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ kills a run: where the stream is closed (`| head`), the console falls silent.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import textwrap
@@ -71,7 +72,8 @@ class ConsoleTracker(Tracker):
 
     def metrics(self, row: Row) -> None:
         if row.get("kind") == "eval":
-            self._line(wording.eval_line(row), "bold green")
+            for line in textwrap.wrap(wording.eval_line(row), self.width, subsequent_indent="    ", break_on_hyphens=False):
+                self._line(line, "bold green")
             return
         step, seconds = int(row.get("step") or 0), self._seconds(row)
         self._recent.append((step, seconds))
@@ -115,7 +117,8 @@ class ConsoleTracker(Tracker):
             self._line(f"reward/mean {wording.number(first)} {wording.sparkline(self._rewards)} {wording.number(last)}", "cyan")
         for i, line in enumerate(wording.result_table(card)):
             self._line(line, "bold" if i == 0 else "")
-        self._pairs(_where(card), self.width)
+        for label, text in _where(card):
+            self._line(f"{label:<8}{text}")  # never folded: paths and commands are there to be copied
 
     def _seconds(self, row: Row) -> float:
         """Seconds since the start: the row's own, which a resumed run goes on counting, otherwise ours."""
@@ -161,16 +164,16 @@ class ConsoleTracker(Tracker):
         """`label  text` lines, long texts folded under their beginning."""
         margin = 2 + max((len(label) for label, _ in pairs), default=0)
         for label, text in pairs:
-            for i, line in enumerate(textwrap.wrap(text, max(20, width - margin)) or [""]):
+            for i, line in enumerate(_fold(text, width - margin)):
                 self._line((label if i == 0 else "").ljust(margin) + line)
 
     def _line(self, text: str, style: str = "", also_quiet: bool = False) -> None:
-        if self.mode == "quiet" and not also_quiet:
+        if self.mode == "silent" or (self.mode == "quiet" and not also_quiet):
             return
         if self.console is not None:
             from rich.text import Text
 
-            self._print(Text(text, style=style))  # a Text, never a str: markup in it stays what it is
+            self._print(Text(text, style=style), soft_wrap=True)  # a Text, never a str: markup in it stays what it is
             return
         try:
             encoding = getattr(self.stream, "encoding", None) or "utf-8"
@@ -179,17 +182,21 @@ class ConsoleTracker(Tracker):
         except (OSError, ValueError):
             self._fall_silent()
 
-    def _print(self, renderable: Any) -> None:
+    def _print(self, renderable: Any, soft_wrap: bool = False) -> None:
         try:
             if self.console is not None:
-                self.console.print(renderable, soft_wrap=False)
+                self.console.print(renderable, soft_wrap=soft_wrap)
         except (OSError, ValueError):
             self._fall_silent()
 
     def _fall_silent(self) -> None:
         """The stream is closed: from here on print nothing, the run goes on and its files hold everything."""
-        self.console, self._live, self.mode = None, None, "quiet"
-        self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
+        self.console, self._live, self.mode = None, None, "silent"
+        with contextlib.suppress(OSError, ValueError):
+            # What is still buffered would fail again when Python exits, and turn its exit code into 120.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.stream.fileno())
+            os.close(null)
 
 
 def _mode(wanted: str, stream: TextIO) -> str:
@@ -206,7 +213,17 @@ def _mode(wanted: str, stream: TextIO) -> str:
 def _rich_console(stream: TextIO, width: int | None) -> Console:
     from rich.console import Console
 
-    return Console(file=stream, width=width, force_terminal=True, highlight=False, markup=False, emoji=False)
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            """rich would end the process here; the console's own handling lets the run go on."""
+            raise BrokenPipeError
+
+    return Screen(file=stream, width=width, force_terminal=True, highlight=False, markup=False, emoji=False)
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """The text on lines of `width`; a path or command is never broken, so that it can be copied."""
+    return textwrap.wrap(text, max(20, width), break_on_hyphens=False, break_long_words=False) or [""]
 
 
 def _fit(parts: list[str], width: int) -> str:

@@ -26,22 +26,42 @@ _FEW = 40  # points up to which a line shows each of them
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: its title in plain words, and metrics as (name, label of the line)."""
+    """One plot: its title in plain words, and metrics as (name, label of the line).
+
+    Attributes:
+        overlaid: how many of the metrics are drawn where several runs lie over one another.
+    """
 
     title: str
     metrics: tuple[tuple[str, str], ...]
     share: bool = False
     evaluation: bool = False
+    overlaid: int = 2
+
+    def shown(self, runs: Sequence[Sequence[Row]]) -> tuple[tuple[str, str], ...]:
+        """The metrics that are drawn: those that some run has."""
+        kept = self.metrics[: self.overlaid] if len(runs) > 1 else self.metrics
+        return tuple((name, label) for name, label in kept if any(series(rows, name)[1] for rows in runs))
 
 
 # In this order; the first six that have data are drawn.
 PANELS = (
     Panel("Reward", (("reward/mean", "mean of all samples"),)),
     Panel("Distance from the reference (KL)", (("kl/mean", "nats per token"),)),
-    Panel("Completion length in tokens", (("length/mean", "mean"), ("length/right", "right"), ("length/wrong", "wrong"))),
+    Panel(
+        "Completion length in tokens",
+        (("length/mean", "mean"), ("length/right", "right"), ("length/wrong", "wrong")),
+        overlaid=1,
+    ),
     Panel("Spread of the reward (std)", (("reward/std", "over all samples"), ("reward/group_std", "within a group"))),
     Panel("Entropy of the policy", (("entropy/mean", "nats per token"),)),
-    Panel("Right answers on held-out items", (("eval/pass@1", "pass@1"), ("eval/maj@k", "maj@k")), share=True, evaluation=True),
+    Panel(
+        "Right answers on held-out items",
+        (("eval/pass@1", "pass@1"), ("eval/maj@k", "maj@k")),
+        share=True,
+        evaluation=True,
+        overlaid=1,
+    ),
     Panel("Answers in the asked format", (("format/rate", "share"),), share=True),
     Panel("Chosen ranked over rejected", (("dpo/accuracy", "accuracy"),), share=True),
     Panel("Margin of chosen over rejected", (("dpo/margin", "margin"),)),
@@ -120,11 +140,14 @@ def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequenc
     FigureCanvasAgg(figure)
     grid: Any = figure.subplots(high, wide, squeeze=False)
     axes: list[Axes] = list(grid.flat)
+    last = max([1.0, *(float(row["step"]) for rows in runs for row in rows if _finite(row.get("step")))])
     for ax, panel in zip(axes, panels, strict=False):
-        _decorate(ax, panel)
+        metrics = panel.shown(runs)
+        _decorate(ax, panel, metrics)
+        ax.set_xlim(-0.02 * last, 1.02 * last)
         for colour, rows in enumerate(runs):
-            _curves(ax, panel, rows, COLOURS[colour % len(COLOURS)], several=len(runs) > 1)
-        _key(ax, panel, runs)
+            _curves(ax, panel, metrics, rows, COLOURS[colour % len(COLOURS)], several=len(runs) > 1)
+        _key(ax, metrics, several=len(runs) > 1)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax in axes[max(0, len(panels) - wide) : len(panels)]:
@@ -139,12 +162,12 @@ def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequenc
     return figure
 
 
-def _decorate(ax: Axes, panel: Panel) -> None:
+def _decorate(ax: Axes, panel: Panel, metrics: Sequence[tuple[str, str]]) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     ax.set_title(panel.title, loc="left", fontsize=10.5, fontweight="bold", color=_INK, pad=18)
-    metrics = ", ".join(name for name, _ in panel.metrics)
-    ax.text(0, 1.025, metrics, transform=ax.transAxes, fontsize=7.5, color=_QUIET, family="monospace", va="bottom")
+    names = ", ".join(name for name, _ in metrics)
+    ax.text(0, 1.025, names, transform=ax.transAxes, fontsize=7.5, color=_QUIET, family="monospace", va="bottom")
     ax.grid(axis="y", color=_GRID, lw=0.8)
     ax.set_axisbelow(True)
     for side in ("top", "right", "left"):
@@ -157,9 +180,11 @@ def _decorate(ax: Axes, panel: Panel) -> None:
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def _curves(ax: Axes, panel: Panel, rows: Sequence[Row], colour: str, several: bool) -> None:
+def _curves(
+    ax: Axes, panel: Panel, metrics: Sequence[tuple[str, str]], rows: Sequence[Row], colour: str, several: bool
+) -> None:
     """One run's lines. One run: a colour a metric. Several: a colour a run, a line style a metric."""
-    for i, (name, label) in enumerate(panel.metrics):
+    for i, (name, label) in enumerate(metrics):
         steps, values = series(rows, name)
         if not values:
             continue
@@ -186,17 +211,15 @@ def _interval(ax: Axes, rows: Sequence[Row], name: str, colour: str) -> None:
         ax.vlines(steps, low, high, color=colour, lw=1, alpha=0.5)
 
 
-def _key(ax: Axes, panel: Panel, runs: Sequence[Sequence[Row]]) -> None:
-    """What the line styles or colours mean, where a panel has more than one metric."""
+def _key(ax: Axes, metrics: Sequence[tuple[str, str]], several: bool) -> None:
+    """What the colours, or with several runs the line styles, mean, where a panel has more than one metric."""
     from matplotlib.lines import Line2D
 
-    drawn = [(i, label) for i, (name, label) in enumerate(panel.metrics) if any(series(rows, name)[1] for rows in runs)]
-    if len(drawn) < 2:
+    if len(metrics) < 2:
         return
-    several = len(runs) > 1
     handles = [
         Line2D([], [], color=_QUIET if several else COLOURS[i], ls=_STYLES[i % 3] if several else "-", lw=1.8, label=label)
-        for i, label in drawn
+        for i, (_, label) in enumerate(metrics)
     ]
     ax.legend(handles=handles, fontsize=8, frameon=True, framealpha=0.75, edgecolor="none", labelcolor=_INK, handlelength=1.6)
 

@@ -207,15 +207,15 @@ def push(folder: Path, options: TrackOptions, warn: Warn) -> Row:
     import yaml  # type: ignore[import-untyped]
 
     rows = list(read_jsonl(folder / "metrics.jsonl"))
-    card = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    card = {**json.loads((folder / "run.json").read_text(encoding="utf-8")), "resumed_from": None}
     tracker = WandbTracker(options, folder, warn)
-    tracker.start({**card, "resumed_from": None}, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {})
+    tracker.start(card, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {})
     for row in rows:
         tracker.metrics(row)
     if (samples := folder / "samples.jsonl").exists():
         tracker.samples(list(read_jsonl(samples)))
     tracker.finish(card)
-    return dict(card)
+    return card
 
 
 def wandb_config(card: Row, config: Row) -> Row:

@@ -185,7 +185,9 @@ def _reward_parts(row: Row) -> dict[str, Any]:
 
 
 def _metric(name: str, value: float) -> str:
-    return f"{100 * value:.1f} %" if is_share(name) else number(value)
+    if is_share(name):
+        return f"{100 * value:.1f} %"
+    return f"{value:.0f}" if name.startswith("length/") and value >= 10 else number(value)
 
 
 def _with_interval(name: str, value: float, low: Any, high: Any, unit: bool = False) -> str:

@@ -18,5 +18,5 @@ def test_prompts_in_two_languages(source):
 def test_a_prompt_cannot_be_held_out_and_trained_on(source):
     with pytest.raises(ConfigError, match=r"'只回答一个数字。' is also in data.train"):
         source("digits", heldout={"chinese": ["只回答一个数字。"]})
-    with pytest.raises(ConfigError, match="data.train"):
+    with pytest.raises(ConfigError, match=r"data\.train"):
         source("digits", train={"english": [" "]})

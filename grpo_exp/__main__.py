@@ -1,0 +1,55 @@
+"""The command line: a first bare word is a verb, anything else is Hydra's.
+
+    python -m grpo_exp [GROUP=OPTION ...] [KEY=VALUE ...]       train
+    python -m grpo_exp -m KEY=VALUE,VALUE ...                   train once for each combination
+    python -m grpo_exp evaluate RUN_OR_MODEL [KEY=VALUE ...]    score a run, a checkpoint or a model
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from grpo_exp.errors import GrpoError, InputError, nearest
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code: 0 done, 2 wrong input, 3 failed, 130 or 143 stopped by a signal."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _dispatch(words)
+    except GrpoError as error:
+        sys.stderr.write(f"grpo_exp: {error}\n")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _dispatch(words: list[str]) -> int:
+    if words and words[0] in ("-h", "--help", "help"):
+        from grpo_exp.verbs.help import show
+
+        return show()
+    if words and not words[0].startswith(("-", "+", "~")) and "=" not in words[0]:
+        return _verb(words[0], words[1:])
+    from grpo_exp.app import launch
+
+    return launch(words)
+
+
+def _verb(name: str, rest: list[str]) -> int:
+    from grpo_exp.verbs import VERBS
+
+    if name not in VERBS:
+        raise InputError(
+            f"'{name}' is neither a verb ({', '.join(VERBS)}) nor an override such as beta=0.05.{nearest(name, VERBS)} "
+            "python -m grpo_exp --help shows both"
+        )
+    import importlib
+
+    return int(importlib.import_module(f"grpo_exp.verbs.{name}").main(rest))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The run card: everything one must know about a run to judge it or to do it again. It becomes run.json."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from grpo_exp import __version__
+from grpo_exp.config import Config
+from grpo_exp.data.base import Dataset
+from grpo_exp.evaluate import Evaluation
+from grpo_exp.hardware import Machine, describe
+from grpo_exp.policy import Policy
+
+LIBRARIES = ("torch", "transformers", "peft", "hydra-core", "omegaconf", "wandb", "optuna", "numpy")
+Card = dict[str, Any]
+
+
+def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, folder: Path, rows: dict[str, int]) -> Card:
+    """The card of a run that begins."""
+    root, algorithm = config.root, config.algo
+    parameters, trainable = policy.sizes()
+    total = root.prompts_per_step * root.G
+    batch = {
+        "prompts_per_step": root.prompts_per_step,
+        "G": root.G,
+        "rows": total,
+        "updates_per_rollout": algorithm.optimizer_steps,
+        "tokens_max": total * root.max_new_tokens,
+        **rows,
+    }
+    adapter = None
+    if config.model.adapter == "lora":
+        adapter = f"lora r={config.model.lora_rank}" + (f" from {config.model.start_adapter}" if config.model.start_adapter else "")
+    return {
+        "name": root.name,
+        "status": "running",
+        "objective": None,
+        "folder": str(folder),
+        "algo": algorithm.name,
+        "formula": algorithm.formula(),
+        "model": {"name": config.model.name, "parameters": parameters, "trainable": trainable, "adapter": adapter},
+        "data": {
+            "name": config.data.name,
+            "source": data.source,
+            "train": len(data.train),
+            "heldout": len(data.heldout),
+            "sha256": data.sha256,
+            "notes": data.notes,
+        },
+        "reward": {
+            "name": config.reward_name,
+            "parts": {name: {"weight": part.weight, "role": part.role} for name, part in config.reward.parts.items()},
+        },
+        "batch": batch,
+        "steps": root.steps,
+        "beta": root.beta,
+        "temperature": root.temperature,
+        "lr": root.lr,
+        "max_new_tokens": root.max_new_tokens,
+        "hardware": describe(machine),
+        "versions": versions(),
+        "seeds": seeds(config),
+        "git": git(),
+        "goal": {"metric": config.objective.metric, "direction": config.objective.direction},
+    }
+
+
+def seeds(config: Config) -> dict[str, int]:
+    """The seeds by purpose."""
+    data = {"data": value for name in ("seed", "split_seed") if (value := getattr(config.data, name, None)) is not None}
+    return {"run": config.root.seed, "evaluation": config.eval.seed, **data}
+
+
+def closing(before: Evaluation | None, after: Evaluation | None) -> Card:
+    """The first and the last evaluation with their intervals, and the paired difference."""
+    if before is None or after is None:
+        return {}
+
+    def rows(intervals: dict[str, Any]) -> dict[str, list[float]]:
+        return {name: list(interval) for name, interval in intervals.items() if not math.isnan(interval.value)}
+
+    return {"before": rows(before.intervals()), "after": rows(after.intervals()), "difference": rows(after.minus(before))}
+
+
+def versions() -> dict[str, str]:
+    """Python's, ours, and the libraries' that a result depends on."""
+    found = {"python": platform.python_version(), "grpo_exp": __version__}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git() -> dict[str, Any] | None:
+    """Commit of the checkout that this package runs from, and whether files in it are changed; None outside a checkout."""
+    root = Path(__file__).parent.parent
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain"))} if (root / ".git").exists() else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=5, check=True)
+    return done.stdout.strip()

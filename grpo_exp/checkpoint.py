@@ -1,0 +1,159 @@
+"""Checkpoints: written whole or not at all, with a manifest; the last few and the best are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from grpo_exp.errors import CheckpointError
+from grpo_exp.options import option
+
+MANIFEST = "manifest.json"
+
+
+@dataclass
+class CheckpointOptions:
+    """When checkpoints are written and which are kept."""
+
+    every: int = option("write one every so many steps, besides the end; 0 for the end alone", low=0)
+    keep_last: int = option("keep this many newest ones", low=1)
+    keep_best: bool = option("keep the one with the best objective too, and export it at the end")
+    export: bool = option("at the end, write export/ for transformers or peft to load")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds.
+
+    Attributes:
+        weights: the weights that learn, by name.
+        optimizer: the optimizer's state_dict.
+        progress: counters, data position and the like, as JSON.
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    progress: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `<run>/checkpoints/step-000123/`."""
+
+    def __init__(self, folder: Path, options: CheckpointOptions, maximize: bool) -> None:
+        self.folder, self.options, self.maximize = folder, options, maximize
+        self.best: tuple[int, float] | None = None
+
+    def save(self, step: int, state: State, objective: float | None) -> Path:
+        """Write one, then delete those that are no longer kept.
+
+        Raises:
+            CheckpointError: it cannot be written, on a full disk for example; those before it are untouched.
+        """
+        target = self.folder / f"step-{step:06d}"
+        temporary = self.folder / f".writing-{step:06d}"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            save_file({k: v.detach().cpu().contiguous() for k, v in state.weights.items()}, temporary / "weights.safetensors")
+            torch.save(state.optimizer, temporary / "optimizer.pt")
+            (temporary / "progress.json").write_text(json.dumps(state.progress), encoding="utf-8")
+            _seal(temporary, step, objective)
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(temporary, target)
+            _sync(self.folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise CheckpointError(
+                f"the checkpoint {target} cannot be written: {error}. Earlier ones are untouched; make room and run again"
+            ) from error
+        if objective is not None and (self.best is None or (objective > self.best[1]) == self.maximize and objective != self.best[1]):
+            self.best = (step, objective)
+        self._delete_old()
+        return target
+
+    def steps(self) -> list[int]:
+        """The steps there is a complete checkpoint of, oldest first."""
+        return sorted(int(p.name.removeprefix("step-")) for p in self.folder.glob("step-*") if (p / MANIFEST).is_file())
+
+    def _delete_old(self) -> None:
+        kept = set(self.steps()[-self.options.keep_last :])
+        if self.options.keep_best and self.best:
+            kept.add(self.best[0])
+        for step in self.steps():
+            if step not in kept:
+                shutil.rmtree(self.folder / f"step-{step:06d}", ignore_errors=True)
+
+
+def load(folder: Path) -> State:
+    """Read one, every file checked against the manifest.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or changed.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        for name, facts in manifest["files"].items():
+            if _sha256(folder / name) != facts["sha256"]:
+                raise CheckpointError(f"{folder / name} does not match its manifest: it is damaged. Use an earlier checkpoint")
+        return State(
+            load_file(folder / "weights.safetensors"),
+            torch.load(folder / "optimizer.pt", weights_only=True),
+            json.loads((folder / "progress.json").read_text(encoding="utf-8")),
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
+
+
+def write_export(folder: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` on a temporary folder that takes the name `folder` once it is whole.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    temporary = folder.with_name(f".writing-{folder.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        write(temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"{folder} cannot be written: {error}. The checkpoints are untouched; make room and run again") from error
+
+
+def _seal(folder: Path, step: int, objective: float | None) -> None:
+    """Flush every file to disk and write the manifest last: where it stands, the checkpoint is whole."""
+    files = {p.name: {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in sorted(folder.iterdir())}
+    for name in files:
+        _sync(folder / name)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"step": step, "objective": objective, "files": files}, indent=1), encoding="utf-8")
+    _sync(manifest)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,126 @@
+"""Held-out evaluation: pass@1, pass@k, maj@k, format, length, by category, each item kept so that runs can be compared in pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_exp.batch import Example
+from grpo_exp.experience import EVAL_STREAM, sample_rows
+from grpo_exp.metrics import RIGHT_ABOVE, Metrics
+from grpo_exp.options import option
+from grpo_exp.policy import Policy
+from grpo_exp.rewards.base import RewardSum
+from grpo_exp.rollout.base import Engine, Sampling
+from grpo_exp.stats import Interval, bootstrap_mean, paired_difference, pass_at_k
+
+
+@dataclass
+class EvalOptions:
+    """How the held-out items are asked."""
+
+    every: int = option("evaluate every so many steps, besides the start and the end; 0 for these two alone", low=0)
+    start: bool = option("evaluate before the first step")
+    samples: int = option("samples of each item: the k of pass@k and maj@k", low=1)
+    temperature: float = option("sampling temperature of evaluation; 0 takes the likeliest token", low=0)
+    max_items: int = option("evaluate on this many held-out items at most, spread evenly; 0 for all", low=0)
+    max_new_tokens: int = option("longest completion, in tokens", low=1)
+    seed: int = option("random numbers of evaluation, the same at every step so that differences come from the model", low=0)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results on some items.
+
+    Attributes:
+        items: metric name -> one value per item, `[items]`, NaN where it does not apply.
+        rows: one per item and sample, for eval.jsonl.
+        tokens: completion tokens sampled.
+    """
+
+    items: dict[str, Tensor]
+    rows: list[dict[str, Any]]
+    tokens: int
+
+    @property
+    def metrics(self) -> Metrics:
+        return {name: values.nanmean().item() for name, values in self.items.items()}
+
+    def intervals(self) -> dict[str, Interval]:
+        """Mean and 95 % interval over items of every metric."""
+        return {name: bootstrap_mean(values[~values.isnan()]) for name, values in self.items.items()}
+
+    def minus(self, before: Evaluation) -> dict[str, Interval]:
+        """Paired differences over the same items, with intervals."""
+        return {
+            name: paired_difference(before.items[name][keep], values[keep])
+            for name, values in self.items.items()
+            if name in before.items and bool((keep := ~(values.isnan() | before.items[name].isnan())).any())
+        }
+
+
+class Evaluator:
+    """Asks the held-out items in the same way every time."""
+
+    def __init__(self, policy: Policy, engine: Engine, rewards: RewardSum, examples: list[Example], options: EvalOptions, rows: int) -> None:
+        self.policy, self.engine, self.rewards, self.options, self.rows = policy, engine, rewards, options, rows
+        stride = max(1, -(-len(examples) // options.max_items)) if options.max_items else 1
+        self.examples = examples[::stride]
+
+    def __call__(self, step: int) -> Evaluation:
+        options = self.options
+        sampling = Sampling(options.temperature, options.max_new_tokens, options.samples, (options.seed, EVAL_STREAM, 0))
+        prompts = self.policy.prompts(self.examples)
+        rollout = self.engine.sample(self.policy, prompts, sampling, self.rows)
+        rewards = self.rewards(rollout.completions())
+        answers = [self.rewards.outcome_part.answer(text) for text in rollout.texts]
+        rows = [
+            {"step": step, "category": self.examples[i // options.samples].category, **row, "answer": answer}
+            for i, (row, answer) in enumerate(zip(sample_rows(rollout, rewards), answers, strict=True))
+        ]
+        right = (rewards.outcome > RIGHT_ABOVE).view(-1, options.samples)  # [items, samples]
+        items = _items(right, answers, options.samples)
+        items["eval/length"] = rollout.mask.sum(-1).cpu().double().view_as(right).mean(-1)
+        items["eval/truncated_frac"] = (~rollout.finished).cpu().double().view_as(right).mean(-1)
+        items["eval/reward"] = rewards.total.double().view_as(right).mean(-1)
+        if "format" in rewards.parts:
+            items["eval/format"] = (rewards.parts["format"] > RIGHT_ABOVE).double().view_as(right).mean(-1)
+        items |= _by_category(items["eval/pass@1"], [e.category for e in self.examples])
+        return Evaluation(items, rows, int(rollout.mask.sum()))
+
+
+def _items(right: Tensor, answers: list[str | None], samples: int) -> dict[str, Tensor]:
+    """pass@1, pass@k and maj@k of each item; k is the number of samples."""
+    counts = right.sum(-1).tolist()
+    items = {"eval/pass@1": right.double().mean(-1)}
+    if samples > 1:
+        items["eval/pass@k"] = torch.tensor([pass_at_k(c, samples, samples) for c in counts], dtype=torch.float64)
+        if any(answer is not None for answer in answers):
+            groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
+            items["eval/maj@k"] = torch.tensor(
+                [_majority_right(group, row) for group, row in zip(groups, right.tolist(), strict=True)], dtype=torch.float64
+            )
+    return items
+
+
+def _majority_right(answers: list[str | None], right: list[bool]) -> float:
+    """1.0 where the most frequent answer is right; ties go to the answer given first; no answer at all is wrong."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    winner = votes.most_common(1)[0][0]
+    return float(right[answers.index(winner)])
+
+
+def _by_category(pass_at_1: Tensor, categories: list[str]) -> dict[str, Tensor]:
+    """pass@1 of each category as columns that are NaN elsewhere; nothing where there is one category only."""
+    names = list(dict.fromkeys(categories))
+    if len(names) < 2:
+        return {}
+    return {
+        f"eval/pass@1/{name}": pass_at_1.masked_fill(torch.tensor([c != name for c in categories]), float("nan")) for name in names
+    }

@@ -1,0 +1,91 @@
+"""Where a run computes: device, numbers, threads, and how many rows at a time."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_exp.errors import ConfigError
+from grpo_exp.options import option
+
+
+@dataclass
+class HardwareOptions:
+    """The machine."""
+
+    name: str = option("name of this profile")
+    device: str = option("auto takes a GPU where there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = option("CPU threads of torch; 0 for one a core", low=0)
+    rollout_rows: Any = option("rows sampled at a time; auto fits them into memory")
+    update_rows: Any = option("rows in one micro-batch of the update; auto fits them into memory")
+
+    def __post_init__(self) -> None:
+        for key in ("rollout_rows", "update_rows"):
+            value = getattr(self, key)
+            if value != "auto" and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+                raise ConfigError(f"hardware.{key}={value!r}: expected auto or a whole number of at least 1")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the options came to: torch device and dtype."""
+
+    device: Any
+    dtype: Any
+
+
+def prepare(options: HardwareOptions, dtype: str) -> Machine:
+    """Choose the device and set the threads.
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none.
+    """
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("hardware.device=cuda: torch sees no GPU here. Use hardware.device=cpu, or install a CUDA build of torch")
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    device = torch.device(name)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if dtype == "auto":
+        dtype = "bfloat16" if name == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    return Machine(device, getattr(torch, dtype))
+
+
+def fit_rows(wanted: Any, rows: int, bytes_a_row: float, device: Any) -> int:
+    """How many rows to take at a time: as asked, or as many as a third of the free memory holds, at most all."""
+    if wanted != "auto":
+        return min(int(wanted), rows)
+    return max(1, min(rows, int(free_bytes(device) / 3 / bytes_a_row)))
+
+
+def free_bytes(device: Any) -> int:
+    """Memory that can still be had: the device's on a GPU, otherwise the machine's or the container's."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+
+
+def describe(machine: Machine) -> dict[str, Any]:
+    """The machine for the run card."""
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as file:
+            cpu = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), cpu)
+    card = {
+        "device": str(machine.device),
+        "dtype": str(machine.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+    }
+    return card | ({"gpu": torch.cuda.get_device_name(machine.device)} if machine.device.type == "cuda" else {})

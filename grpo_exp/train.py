@@ -1,0 +1,286 @@
+"""The training loop: draw, credit, update, record, now and then evaluate. It names no algorithm."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_exp.algos.base import Algorithm
+from grpo_exp.batch import Rewards, TokenBatch
+from grpo_exp.checkpoint import Checkpoints, State
+from grpo_exp.errors import NumericsError, Stopped
+from grpo_exp.evaluate import Evaluation, Evaluator
+from grpo_exp.experience import MINIBATCH_STREAM, Source
+from grpo_exp.metrics import Meter, Metrics, drift_metrics, mismatch_metrics
+from grpo_exp.options import option
+from grpo_exp.policy import Policy
+from grpo_exp.track.base import Tracker
+
+Hook = Callable[[int, float], None]
+"""Called with (step, objective) after each evaluation; a sweep's hook may raise to prune the run."""
+
+
+@dataclass
+class OptimOptions:
+    """AdamW (arXiv 1711.05101) and the learning rate over the run; the peak rate is the root option lr."""
+
+    weight_decay: float = option("decoupled weight decay", low=0)
+    beta1: float = option("decay of the mean of gradients", low=0, high=1)
+    beta2: float = option("decay of the mean of squared gradients", low=0, high=1)
+    eps: float = option("added to the root of the latter", above=0)
+    clip_grad: float = option("the gradient's norm is clipped at this; 0 for no clipping", low=0)
+    warmup_steps: int = option("the rate rises linearly over this many steps", low=0)
+    schedule: str = option("the rate after warm-up, over the run", choices=("constant", "linear", "cosine"))
+    min_ratio: float = option("where linear and cosine end, as a share of lr", low=0, high=1)
+
+    def rate(self, lr: float, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return lr * (step + 1) / self.warmup_steps
+        left = 1 - (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        shape = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[self.schedule]
+        return lr * (self.min_ratio + (1 - self.min_ratio) * shape)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended: the objective, tokens sampled in training, first and last evaluation."""
+
+    objective: float | None
+    tokens: int
+    before: Evaluation | None
+    after: Evaluation | None
+
+
+class Trainer:
+    """One run."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        source: Source,
+        evaluator: Evaluator | None,
+        tracker: Tracker,
+        checkpoints: Checkpoints,
+        optim: OptimOptions,
+        *,
+        lr: float,
+        steps: int,
+        seed: int,
+        temperature: float,
+        update_rows: int,
+        objective: str,
+        hook: Hook,
+        stop: Callable[[], int | None],
+    ) -> None:
+        self.policy, self.algorithm, self.source, self.evaluator = policy, algorithm, source, evaluator
+        self.tracker, self.checkpoints, self.optim = tracker, checkpoints, optim
+        self.lr, self.steps, self.seed, self.update_rows = lr, steps, seed, update_rows
+        self.temperature = temperature if algorithm.online else 1.0
+        self.objective_name, self.hook, self.stop = objective, hook, stop
+        self.parameters = policy.trainable()
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, weight_decay=optim.weight_decay
+        )
+        self.tokens, self.seconds, self.started = 0, 0.0, time.perf_counter()
+        self.before: Evaluation | None = None
+        self.after: Evaluation | None = None
+        self.train_outcomes: deque[float] = deque(maxlen=20)
+
+    def run(self) -> Result:
+        """Train for all steps.
+
+        Raises:
+            Stopped: a signal came; the checkpoint of the step just finished is written.
+            NumericsError: a loss or gradient is not finite.
+        """
+        if self.algorithm.needs_reference:
+            self.policy.freeze_reference()
+        every = self.evaluator.options.every if self.evaluator else 0
+        if self.evaluator and self.evaluator.options.start:
+            self._evaluate(0)
+        for step in range(1, self.steps + 1):
+            self._step(step)
+            last = step == self.steps
+            if self.evaluator and (last or (every and step % every == 0)):
+                self._evaluate(step)
+            if signum := self.stop():
+                self._save(step)
+                raise Stopped(signum, f"stopped by a signal after step {step}; its checkpoint is written")
+            if last or (self.checkpoints.options.every and step % self.checkpoints.options.every == 0):
+                self._save(step)
+        return Result(self._objective(), self.tokens, self.before, self.after)
+
+    # ---- one step
+
+    def _step(self, step: int) -> None:
+        started = time.perf_counter()
+        drawn = self.source.draw(step)
+        ready = time.perf_counter()
+        batch = self.algorithm.credit(self._with_logp(drawn.batch), drawn.rewards)
+        known = time.perf_counter()
+        metrics = self._update(batch, step)
+        done = time.perf_counter()
+        self.tokens += drawn.tokens
+        self._record_outcome(drawn.rewards)
+        metrics = {
+            **drawn.metrics,
+            **metrics,
+            "time/logp": known - ready,
+            "time/update": done - known,
+            "time/total": done - started,
+            "throughput/tokens_per_s": drawn.tokens / (done - started),
+            "memory/peak_gib": peak_gib(self.policy.device),
+        }
+        self._row("train", step, metrics)
+        if drawn.samples:
+            self.tracker.samples([{"step": step, **row} for row in drawn.samples])
+
+    @torch.no_grad()
+    def _with_logp(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with log-probs of the reference, and of the policy where more than one optimizer step will be taken on it."""
+        if self.algorithm.needs_reference:
+            with self.policy.reference():
+                batch = batch.with_(ref_logp=self._logp(batch))
+        if self.algorithm.optimizer_steps > 1:
+            batch = batch.with_(old_logp=self._logp(batch))
+        return batch
+
+    def _logp(self, batch: TokenBatch) -> Tensor:
+        """Log-probs of all rows, micro-batch by micro-batch as in the update: `[N, T]`."""
+        out = torch.zeros(batch.tokens.shape, device=self.policy.device)
+        for index, micro in batch.split(self.update_rows):
+            out[index, : micro.tokens.shape[1]] = self.policy.logp(micro, self.temperature).logp
+        return out
+
+    def _update(self, batch: TokenBatch, step: int) -> Metrics:
+        """All optimizer steps on one batch."""
+        rate = self.optim.rate(self.lr, step - 1, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        meter, norms, losses = Meter(), [], []
+        first: Metrics = {}
+        for number, rows in enumerate(self._minibatches(batch, step)):
+            part = batch if rows is None else batch.rows(rows)
+            logp, entropy, loss = self._accumulate(part, meter)
+            if number == 0:
+                first = self._first_pass(part, logp, entropy)
+            norms.append(self._optimizer_step(step))
+            losses.append(loss)
+        adv = {} if batch.advantages is None else {"adv/absmax": batch.advantages.abs().max().item()}
+        return {
+            "loss/total": sum(losses) / len(losses),
+            "grad/norm": sum(norms) / len(norms),
+            "lr": rate,
+            **adv,
+            **meter.result(),
+            **first,
+        }
+
+    def _minibatches(self, batch: TokenBatch, step: int) -> list[Tensor | None]:
+        """Rows of each optimizer step, whole groups together as far as the count allows; None stands for all rows in order."""
+        algorithm = self.algorithm
+        if algorithm.minibatches == 1:
+            return [None] * algorithm.optimizer_steps
+        parts: list[Tensor | None] = []
+        for epoch in range(algorithm.optimizer_steps // algorithm.minibatches):
+            seed = int(np.random.SeedSequence((self.seed, MINIBATCH_STREAM, step, epoch)).generate_state(1)[0])
+            generator = torch.Generator().manual_seed(seed)
+            rank = torch.randperm(int(batch.group.max()) + 1, generator=generator).to(batch.group.device)
+            parts += rank[batch.group].argsort(stable=True).tensor_split(algorithm.minibatches)
+        return parts
+
+    def _accumulate(self, batch: TokenBatch, meter: Meter) -> tuple[Tensor, Tensor, float]:
+        """Gradients of one optimizer step, micro-batch by micro-batch: log-probs and entropies `[N, T]`, and the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        count = self.algorithm.count(batch)
+        logp, entropy = torch.zeros(batch.tokens.shape, device=self.policy.device), torch.zeros_like(batch.tokens, dtype=torch.float32)
+        total = 0.0
+        for index, micro in batch.split(self.update_rows):
+            now = self.policy.logp(micro, self.temperature, train=True)
+            loss = self.algorithm.loss(now.logp, now.entropy, micro)
+            (loss.total / count).backward()  # type: ignore[no-untyped-call]
+            meter.add(loss)
+            total += float(loss.total.detach() / count)
+            width = micro.tokens.shape[1]
+            logp[index, :width], entropy[index, :width] = now.logp.detach(), now.entropy
+        return logp, entropy, total
+
+    def _first_pass(self, batch: TokenBatch, logp: Tensor, entropy: Tensor) -> Metrics:
+        """What is measured before the first optimizer step on a batch, when the policy is still the one that sampled it."""
+        metrics = {"entropy/mean": entropy[batch.mask].mean().item()}
+        if batch.ref_logp is not None:
+            metrics |= drift_metrics(logp, batch.ref_logp, batch.mask)
+        if batch.behaviour_logp is not None:
+            metrics |= mismatch_metrics(batch.behaviour_logp, logp, batch.mask)
+        return metrics
+
+    def _optimizer_step(self, step: int) -> float:
+        limit = self.optim.clip_grad or math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        if not math.isfinite(norm):
+            raise NumericsError(
+                f"step {step}: the gradient is not finite (norm {norm}); the weights are as they were before this step. "
+                f"Lower lr={self.lr:g}, raise beta, or use model.dtype=float32"
+            )
+        self.optimizer.step()
+        return norm
+
+    # ---- evaluation, records, checkpoints
+
+    def _evaluate(self, step: int) -> None:
+        assert self.evaluator is not None
+        evaluation = self.evaluator(step)
+        self.before = self.before or evaluation
+        self.after = evaluation
+        metrics: Metrics = {}
+        for name, (value, low, high) in evaluation.intervals().items():
+            metrics |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        if self.train_outcomes:
+            metrics["gap/train_minus_eval"] = sum(self.train_outcomes) / len(self.train_outcomes) - metrics["eval/pass@1"]
+        self._row("eval", step, metrics)
+        self.tracker.evaluations(evaluation.rows)
+        objective = self._objective()
+        if objective is not None:
+            self.hook(step, objective)
+
+    def _objective(self) -> float | None:
+        """The newest value of the metric that the run is judged by."""
+        return self.after.metrics.get(self.objective_name) if self.after else None
+
+    def _record_outcome(self, rewards: Rewards | None) -> None:
+        if rewards is not None:
+            self.train_outcomes.append(rewards.outcome.mean().item())
+
+    def _row(self, kind: str, step: int, metrics: Metrics) -> None:
+        self.seconds = time.perf_counter() - self.started
+        self.tracker.metrics({"step": step, "kind": kind, "tokens": self.tokens, "seconds": round(self.seconds, 4), **metrics})
+
+    def _save(self, step: int) -> None:
+        progress: dict[str, Any] = {
+            "step": step,
+            "tokens": self.tokens,
+            "source": self.source.state(),
+            "train_outcomes": list(self.train_outcomes),
+        }
+        state = State(self.policy.state(), self.optimizer.state_dict(), progress)
+        self.checkpoints.save(step, state, self._objective())
+
+
+def peak_gib(device: torch.device) -> float:
+    """Most memory held so far in GiB: the device's on a GPU, otherwise the process's resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there and in KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
