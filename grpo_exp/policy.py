@@ -107,9 +107,9 @@ class Policy:
     def decoder(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None, use_cache: bool = True) -> tuple[Tensor, Any]:
         """Last hidden states `[rows, t, H]` and the key/value cache, for `tokens [rows, t]` after what the cache holds."""
         out = self._base.get_decoder()(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=use_cache
+            input_ids=tokens, attention_mask=mask, position_ids=positions, cache=cache, use_cache=use_cache
         )
-        return out.last_hidden_state, out.past_key_values
+        return out.last_hidden_state, out.cache
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in float32: `[n, H] -> [n, V]`, with the soft cap or scale of architectures that have one."""
