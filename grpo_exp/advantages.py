@@ -42,10 +42,10 @@ def group_advantages(reward: Tensor, group: Tensor, std: StdScale, ddof: int, ep
     rewards, `"none"` by nothing (Dr. GRPO, arXiv 2503.20783). With groups of two and ddof 1 the group form gives +-0.7071
     whatever the gap. A group of equal rewards gets exactly 0, rounding included.
     """
-    centred = (reward - group_mean(reward, group)).masked_fill(~contrast(reward, group), 0)
+    advantage = reward - group_mean(reward, group)
     if std == "group":
-        return centred / (group_std(reward, group, ddof) + eps)
-    if std == "batch":
+        advantage = advantage / (group_std(reward, group, ddof) + eps)
+    elif std == "batch":
         spread = reward.std(correction=ddof) if len(reward) > ddof else torch.zeros_like(reward[0])
-        return centred / (spread + eps)
-    return centred
+        advantage = advantage / (spread + eps)
+    return advantage.masked_fill(~contrast(reward, group), 0)  # last, since 0 / 0 is not 0

@@ -68,5 +68,8 @@ def aggregate_sum(x: Tensor, mask: Tensor, how: Aggregation, max_length: int) ->
 
 
 def aggregate_count(mask: Tensor, how: Aggregation) -> Tensor:
-    """The denominator that goes with `aggregate_sum`, over the whole optimizer batch: tokens for token_mean, otherwise rows."""
-    return mask.sum().clamp(min=1) if how == "token_mean" else torch.tensor(mask.shape[0], device=mask.device)
+    """The denominator that goes with `aggregate_sum`: tokens for token_mean, otherwise rows.
+
+    Counts of micro-batches add up to that of the whole, so a mask without any token counts 0; who divides guards against it.
+    """
+    return mask.sum() if how == "token_mean" else torch.tensor(mask.shape[0], device=mask.device)

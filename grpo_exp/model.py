@@ -5,11 +5,14 @@ Everything is loaded through transformers, from safetensors, without remote code
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import logging
 import os
 import shutil
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,7 +159,8 @@ def _convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf_file, dtype=torch.float32)
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting turns off
+        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf_file, dtype=torch.float32)
     # A model loaded from GGUF is marked as quantised though its tensors are plain, and save_pretrained refuses it.
     settings = {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_model_name_or_path")}
     model = type(loaded)(type(loaded.config)(**settings))
@@ -185,3 +189,4 @@ def _quiet() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|torch)\.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from grpo_exp import config as configuration
-from grpo_exp.errors import ConfigError, DataError, GrpoError, InputError, Stopped
+from grpo_exp.errors import ConfigError, DataError, GrpoError, InputError, RunError, Stopped
 
 if TYPE_CHECKING:
     from grpo_exp.batch import Example
@@ -21,35 +23,49 @@ if TYPE_CHECKING:
     from grpo_exp.data.base import Dataset
     from grpo_exp.hardware import Machine
     from grpo_exp.policy import Policy
-    from grpo_exp.train import Result
+    from grpo_exp.checkpoint import Checkpoints
+    from grpo_exp.stop import StopSignals
+    from grpo_exp.track import Tracker
+    from grpo_exp.train import Result, Trainer
 
 Hook = Callable[[int, float], None]
 
 
-def run(composed: DictConfig) -> float | None:
-    """What Hydra calls for one job: train and return the objective.
+def run(composed: DictConfig, config: Config | None = None) -> float | None:
+    """What Hydra calls for one job: train and return the objective. `config` is what `composed` builds, where that was done.
 
     Raises:
-        InputError: before the model loads where possible.
-        RunError: afterwards; run.json says status failed.
+        InputError: before the model loads where possible; a folder in which nothing was written is removed.
+        RunError: afterwards; run.json says status failed, the traceback is in the folder's error.txt.
         Stopped: on a signal, after a checkpoint.
     """
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    config = configuration.build(composed)
-    plain = configuration.resolved(composed)
-    if hydra.mode == RunMode.MULTIRUN and config.track.group is None:
-        config.track.group = Path(hydra.sweep.dir).name
-    finished = _finished(folder, plain)
-    if finished is not None:
-        return finished
-    return train(config, plain, configuration.secret_values(composed), folder)
+    try:
+        config = config or configuration.build(composed)
+        plain = configuration.resolved(composed)
+        secrets = configuration.secret_values(composed)
+        if hydra.mode == RunMode.MULTIRUN and config.track.group is None:
+            config.track.group = Path(hydra.sweep.dir).name
+        card = _finished(folder, plain, secrets)
+        if card is not None:
+            return None if card["objective"] is None else float(card["objective"])
+        return train(config, plain, secrets, folder, words=list(hydra.overrides.task))
+    finally:
+        _remove_if_empty(folder)
 
 
-def train(config: Config, plain: dict[str, Any], secrets: set[str], folder: Path, hook: Hook = lambda step, value: None) -> float | None:
+def train(
+    config: Config,
+    plain: dict[str, Any],
+    secrets: set[str],
+    folder: Path,
+    hook: Hook = lambda step, value: None,
+    words: Sequence[str] = (),
+) -> float | None:
     """Load, train, evaluate and write everything into `folder`; returns the objective.
 
-    `hook` is called with (step, objective) after each evaluation.
+    `hook` is called with (step, objective) after each evaluation; `words` are the overrides, for the run card.
     """
     from grpo_exp import card as cards
     from grpo_exp import track
@@ -59,32 +75,28 @@ def train(config: Config, plain: dict[str, Any], secrets: set[str], folder: Path
     from grpo_exp.stop import StopSignals
     from grpo_exp.track.redact import redact
 
-    data = config.data.load()
-    _check_data(config, data)
-    check(config.reward, data.train[0])
-    tracker = track.build(config.track, folder)
-    machine = prepare(config.hardware, config.model.dtype)
-    policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
-    rows = _rows(config, policy, machine, data.train)
-    card = cards.opening(config, data, policy, machine, folder, rows)
-    started = time.perf_counter()
-    with StopSignals() as stop:
-        try:
-            tracker.start(card, redact(plain, secrets))
-            trainer, checkpoints = _assemble(config, data, policy, tracker, folder, rows, hook, stop)
-            result = trainer.run()
-            _export(config, policy, checkpoints, folder)
-            card |= {"status": "finished", "objective": result.objective, **_ending(result)}
-        except Stopped as stopped:
-            card |= {"status": "stopped", "error": str(stopped)}
-            raise
-        except BaseException as error:
-            card |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-            raise
-        finally:
-            card["wall_seconds"] = round(time.perf_counter() - started, 2)
-            tracker.finish(card)
+    with StopSignals() as stop, _Record(folder, config) as record:
+        with stop.at_once():
+            data = config.data.load()
+            _check_data(config, data)
+            check(config.reward, data.train[0])
+            machine = prepare(config.hardware, config.model.dtype)
+            tracker = track.build(config.track, folder)
+            policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
+            rows = _rows(config, policy, machine, data.train)
+            card = cards.opening(config, data, policy, machine, folder, rows)
+        card["overrides"] = redact(_by_key(words), secrets)
+        record.open(tracker, card, redact(plain, secrets))
+        trainer, checkpoints = _assemble(config, data, policy, tracker, folder, rows, hook, stop)
+        result = trainer.run()
+        _export(config, policy, checkpoints, folder)
+        record.close(result)
     return result.objective
+
+
+def _by_key(words: Sequence[str]) -> dict[str, str]:
+    """Overrides as they are kept in the run card."""
+    return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
 def _assemble(
@@ -115,7 +127,9 @@ def _assemble(
         )
     else:
         source = Offline(policy, data.train, order, root.prompts_per_step, root.max_new_tokens)
-    evaluator = Evaluator(policy, config.rollout, config.reward, data.heldout, config.eval, rows["eval_rows"]) if data.heldout else None
+    evaluator = (
+        Evaluator(policy, config.rollout, config.reward, data.heldout, config.eval, rows["eval_rows"]) if data.heldout else None
+    )
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, config.objective.direction == "maximize")
     trainer = Trainer(
         policy,
@@ -182,28 +196,27 @@ def _export(config: Config, policy: Policy, checkpoints: Any, folder: Path) -> N
         write_export(folder / "export", policy.export)
 
 
-def _ending(result: Result) -> dict[str, Any]:
-    from grpo_exp.card import closing
-
-    return {"tokens": result.tokens, **closing(result.before, result.after)}
-
-
-def _finished(folder: Path, plain: dict[str, Any]) -> float | None:
-    """The objective of a finished run of the same configuration in this folder; None where the folder is free.
+def _finished(folder: Path, plain: dict[str, Any], secrets: set[str]) -> dict[str, Any] | None:
+    """The card of a finished run of the same configuration in this folder; None where the folder is free.
 
     Raises:
         ConfigError: the folder holds another run.
+        InputError: its files cannot be read.
     """
+    import yaml
+
+    from grpo_exp.track.redact import redact
+
     try:
-        card = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        card: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder / 'run.json'} cannot be read: {error}. Choose another folder with hydra.run.dir=") from error
-    import yaml  # type: ignore[import-untyped]
-
-    before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    different = configuration.difference(before, json.loads(json.dumps(plain)))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(
+            f"{folder}: its run.json or config.yaml cannot be read ({error}). Choose another folder with hydra.run.dir="
+        ) from error
+    different = configuration.difference(before, json.loads(json.dumps(redact(plain, secrets))))
     if different:
         raise ConfigError(
             f"the folder {folder} holds a run of another configuration ({', '.join(different[:5])} differ); choose another one with "
@@ -212,7 +225,68 @@ def _finished(folder: Path, plain: dict[str, Any]) -> float | None:
     if card.get("status") != "finished":
         return None
     print(f"{folder}: finished before, objective {card['objective']}; nothing to do")
-    return float(card["objective"]) if card["objective"] is not None else None
+    return card
 
 
-__all__ = ["GrpoError", "run", "train"]
+def _remove_if_empty(folder: Path) -> None:
+    """Remove what Hydra made for a run that never began: the folder, and those above it that are empty now."""
+    here = Path.cwd()
+    while folder != here and folder.is_relative_to(here) and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+class _Record:
+    """Keeps run.json true however the run ends, and turns what was not foreseen into a RunError."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.folder, self.config = folder, config
+        self.card: dict[str, Any] = {"name": config.root.name, "status": "running", "objective": None, "folder": str(folder)}
+        self.tracker: Tracker | None = None
+        self.started = time.perf_counter()
+
+    def open(self, tracker: Tracker, card: dict[str, Any], plain: dict[str, Any]) -> None:
+        """The run begins."""
+        self.tracker, self.card = tracker, card
+        tracker.start(card, plain)
+
+    def close(self, result: Result) -> None:
+        """The run is done."""
+        from grpo_exp.card import closing
+
+        ending = closing(result.before, result.after)
+        self.card |= {"status": "finished", "objective": result.objective, "tokens": result.tokens, **ending}
+
+    def __enter__(self) -> _Record:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        failed = isinstance(error, Exception) and not isinstance(error, (InputError, Stopped))
+        if error is not None:
+            message = str(error) if isinstance(error, GrpoError) else f"{type(error).__name__}: {error}"
+            self.card |= {"status": "stopped" if isinstance(error, Stopped) else "failed", "error": message}
+        self.card["wall_seconds"] = round(time.perf_counter() - self.started, 2)
+        if failed:
+            assert error is not None
+            where = self.folder / "error.txt"
+            with contextlib.suppress(OSError):  # on a full disk the message below is all there is
+                where.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        if self.tracker is not None or failed:
+            from grpo_exp.track.files import FileTracker
+
+            (self.tracker or FileTracker(self.folder)).finish(self.card)
+        if failed:
+            raise RunError(f"{self._reason(error)}. The traceback is in {where}") from error
+
+    def _reason(self, error: BaseException | None) -> str:
+        root, text = self.config.root, str(error).strip()
+        if isinstance(error, GrpoError):
+            return text.rstrip(".")
+        if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+            rows = self.card.get("batch", {})
+            return (
+                f"out of memory with prompts_per_step={root.prompts_per_step} G={root.G} max_new_tokens={root.max_new_tokens}, "
+                f"{rows.get('rollout_rows')} rows sampled and {rows.get('update_rows')} updated at a time. Lower hardware.rollout_rows or "
+                "hardware.update_rows, which leave the result as it is, or max_new_tokens, or use model.gradient_checkpointing=true"
+            )
+        return f"the run failed: {type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

@@ -149,11 +149,11 @@ class Trainer:
 
     @torch.no_grad()
     def _with_logp(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with log-probs of the reference, and of the policy where more than one optimizer step will be taken on it."""
+        """The batch with log-probs of the reference and of the policy itself, where the algorithm needs them."""
         if self.algorithm.needs_reference:
             with self.policy.reference():
                 batch = batch.with_(ref_logp=self._logp(batch))
-        if self.algorithm.optimizer_steps > 1:
+        if self.algorithm.needs_old_logp:
             batch = batch.with_(old_logp=self._logp(batch))
         return batch
 
@@ -204,7 +204,7 @@ class Trainer:
     def _accumulate(self, batch: TokenBatch, meter: Meter) -> tuple[Tensor, Tensor, float]:
         """Gradients of one optimizer step, micro-batch by micro-batch: log-probs and entropies `[N, T]`, and the loss."""
         self.optimizer.zero_grad(set_to_none=True)
-        count = self.algorithm.count(batch)
+        count = self.algorithm.count(batch).clamp(min=1)  # 0 where every row is left out of the loss
         logp, entropy = torch.zeros(batch.tokens.shape, device=self.policy.device), torch.zeros_like(batch.tokens, dtype=torch.float32)
         total = 0.0
         for index, micro in batch.split(self.update_rows):

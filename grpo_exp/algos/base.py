@@ -32,6 +32,11 @@ class Algorithm:
         return 1
 
     @property
+    def needs_old_logp(self) -> bool:
+        """True where the policy's own log-probs before the first update are wanted in the batch."""
+        return self.optimizer_steps > 1
+
+    @property
     def needs_reference(self) -> bool:
         """True where the frozen reference's log-probs are wanted in the batch."""
         return False
@@ -45,7 +50,7 @@ class Algorithm:
         raise NotImplementedError
 
     def count(self, batch: TokenBatch) -> Tensor:
-        """What the sum over all micro-batches of one optimizer step is divided by."""
+        """What the sum over all micro-batches of one optimizer step is divided by; 0 where nothing is in the loss."""
         raise NotImplementedError
 
     def formula(self) -> str:

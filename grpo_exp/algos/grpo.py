@@ -67,6 +67,12 @@ class GRPO(Algorithm):
         return self.minibatch_count
 
     @property
+    def needs_old_logp(self) -> bool:
+        """For a KL term in the reward too: the sampler's log-probs differ from the training forward's by rounding, and a group
+        without contrast would have its standard deviation, and so its advantages, made of that."""
+        return super().needs_old_logp or (self.needs_reference and self.kl.place == "reward")
+
+    @property
     def needs_reference(self) -> bool:
         return self.beta > 0 and self.kl.place != "none"
 
@@ -74,9 +80,8 @@ class GRPO(Algorithm):
         assert rewards is not None
         reward = rewards.total.to(batch.tokens.device)  # [N]
         if self.kl.place == "reward" and batch.ref_logp is not None:
-            assert batch.behaviour_logp is not None
-            behaviour = batch.old_logp if batch.old_logp is not None else batch.behaviour_logp
-            drift = kl_estimate(behaviour, batch.ref_logp, self.kl.estimator)  # type: ignore[arg-type]  # [N, T]
+            assert batch.old_logp is not None
+            drift = kl_estimate(batch.old_logp, batch.ref_logp, self.kl.estimator)  # type: ignore[arg-type]  # [N, T]
             reward = reward - self.beta * drift.masked_fill(~batch.mask, 0).sum(-1)
         advantage = advantages.group_advantages(reward, batch.group, self.std, self.std_ddof, self.std_eps)  # type: ignore[arg-type]
         return batch.with_(advantages=advantage[:, None].expand_as(batch.tokens))
@@ -85,6 +90,7 @@ class GRPO(Algorithm):
         assert batch.advantages is not None
         old = logp.detach() if batch.old_logp is None else batch.old_logp
         mask = batch.loss_mask
+        # Masked before the exponentials: an overflow outside the mask would otherwise come back as 0 x inf in the gradient.
         ratio = torch.exp((logp - old).masked_fill(~mask, 0))  # [N, T]
         policy = losses.clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high)
         total = policy_sum = self._sum(policy.loss, mask)
@@ -92,7 +98,8 @@ class GRPO(Algorithm):
         sums = {"loss/policy": (policy_sum.detach(), count)}
         if self.needs_reference and self.kl.place == "loss":
             assert batch.ref_logp is not None
-            kl = losses.kl_penalty(logp, batch.ref_logp, self.kl.estimator, self.kl.gradient)  # type: ignore[arg-type]
+            now, ref = logp.masked_fill(~mask, 0), batch.ref_logp.masked_fill(~mask, 0)  # [N, T]
+            kl = losses.kl_penalty(now, ref, self.kl.estimator, self.kl.gradient)  # type: ignore[arg-type]
             kl_sum = self._sum(kl, mask)
             total = total + self.beta * kl_sum
             sums["loss/kl"] = (kl_sum.detach(), count)
@@ -120,6 +127,6 @@ class GRPO(Algorithm):
             gradient = "" if self.kl.gradient == "estimator" else ", gradient of k2"
             terms += f" + {self.beta:g} {self.kl.estimator}(pi, ref{gradient})"
         if self.needs_reference and self.kl.place == "reward":
-            advantage = advantage.replace("R", f"(R - {self.beta:g} sum {self.kl.estimator})", 1)
+            advantage = advantage.replace("R", "R'") + f";  R' = R - {self.beta:g} sum over tokens of {self.kl.estimator}(pi, ref)"
         rows = ", truncated rows left out" if self.mask_truncated else ""
         return f"{mean} of [{terms}];  r = pi / pi_old;  A = {advantage}{rows}"

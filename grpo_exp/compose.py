@@ -1,0 +1,165 @@
+"""From a command line to a composed configuration, with Hydra's errors in one message each. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.initialize import initialize_config_dir
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from grpo_exp.command_line import ROOT, Request, group_folders, options, parse, read
+from grpo_exp.errors import ConfigError, nearest
+
+
+def register() -> None:
+    """The resolvers that conf/config.yaml uses."""
+    OmegaConf.register_new_resolver("grpo_exp_root", lambda: str(ROOT), replace=True)
+    OmegaConf.register_new_resolver("sweep_folder", lambda sweep, now: sweep or now, replace=True)
+
+
+def compose(request: Request | Sequence[str]) -> DictConfig:
+    """Compose the configuration of one run; the words of a command line are read first.
+
+    Raises:
+        ConfigError: they do not compose.
+    """
+    request = request if isinstance(request, Request) else read(request)
+    composed = _load(request, RunMode.RUN)
+    OmegaConf.set_struct(composed, False)
+    del composed["hydra"]
+    OmegaConf.set_struct(composed, True)
+    return composed
+
+
+def is_sweep(request: Request) -> bool:
+    """Whether Hydra will run several jobs: asked for by `-m` or by the file that sweeps=NAME names."""
+    if request.sweep or not any(re.match(r"\+*(sweeps|hydra)\b", word) for word in request.overrides):
+        return request.sweep
+    return bool(_load(request, RunMode.MULTIRUN).hydra.mode == RunMode.MULTIRUN)
+
+
+def sweep_jobs(request: Request) -> list[Request]:
+    """Jobs of a sweep that have each of its values at least once; for a sweeper that decides by itself, what is fixed.
+
+    Raises:
+        ConfigError: the sweep does not compose.
+    """
+    sweeper = _load(request, RunMode.MULTIRUN).hydra.sweeper
+    fixed = [w for w in request.overrides if parse(w).is_hydra_override()]
+    task = [w for w in request.overrides if not parse(w).is_hydra_override()]
+    if not str(sweeper.get("_target_", "")).endswith(".BasicSweeper"):
+        return [request.with_words(fixed + [w for w in task if not parse(w).is_sweep_override()])]
+    task = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + task
+    try:
+        jobs = BasicSweeper.split_arguments([parse(w) for w in task], None)[0]
+    except HydraException as error:
+        raise ConfigError(explain(error, request)) from error
+    seen: set[str] = set()
+    chosen = [job for job in jobs if not seen.issuperset(job) and (seen.update(job) or True)]
+    return [request.with_words(fixed + job) for job in chosen]
+
+
+def _load(request: Request, mode: RunMode) -> DictConfig:
+    register()
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    words = list(request.overrides)
+    if request.config_dir is not None:
+        words.append(f"hydra.searchpath=['file://{ROOT}','file://{request.config_dir}']")
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
+            return hydra.config_loader.load_configuration("config", words, run_mode=mode)
+    except ConfigError:
+        raise
+    except Exception as error:  # besides its own errors, Hydra lets AssertionError, KeyError and the like out on odd words
+        raise ConfigError(explain(error, request)) from error
+    finally:
+        GlobalHydra.instance().hydra = before
+
+
+# ---- errors in words
+
+
+def explain(error: BaseException, request: Request) -> str:
+    """An error of composing as one message with the nearest valid name."""
+    marked = next((e for e in _chain(error) if hasattr(e, "problem_mark") and e.problem_mark), None)
+    if marked is not None:
+        mark = marked.problem_mark  # type: ignore[attr-defined]
+        return f"{mark.name}:{mark.line + 1}: broken YAML, column {mark.column + 1}: {getattr(marked, 'problem', '')}"
+    text = "\n".join(dict.fromkeys(str(e).strip() for e in _chain(error)))
+    if match := re.search(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)' does not exist", text):
+        return _unknown(match.group(1) or match.group(2), request)
+    if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return f"+{match.group(1)}: there is such an option already; write it without the +"
+    if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^']+)'", text):
+        return (
+            f"{match.group(1)}: several values are for a sweep, which needs -m; a list is written in brackets, as in key=[a,b]"
+        )
+    if match := re.search(r"In '([^']*)': Could not find '([^']+)'", text):
+        group, _, name = match.group(2).rpartition("/")
+        valid = options(group, request.config_dir)
+        return f"{match.group(1)}.yaml: its defaults name {group}={name}, which does not exist.{nearest(name, valid)}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    kind = "" if isinstance(error, (HydraException, OmegaConfBaseException)) else f"{type(error).__name__}: "
+    first = kind + (lines[0] if lines else "no reason given")
+    more = [line for line in lines[1:] if line.startswith("full_key:") or "Interpolation" in line or "is not" in line][:2]
+    return f"the configuration does not compose: {' '.join([first, *more])}"
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _unknown(key: str, request: Request) -> str:
+    """`betta: no such option. Did you mean 'beta'?`"""
+    valid = known_keys(request)
+    where = key.partition("@")[0]
+    near = nearest(where, valid) or _near_leaf(where, valid)
+    return f"{key}: no such option.{near} python -m grpo_exp --help lists the options, python -m grpo_exp help GROUP those of a group"
+
+
+def known_keys(request: Request) -> list[str]:
+    """Every key that can be set, with the options that the words choose, and the groups."""
+    chosen = [
+        w
+        for w in request.overrides
+        if not w.startswith(("~", "+")) and parse(w).key_or_group in group_folders(request.config_dir)
+    ]
+    single = [w for w in chosen if not parse(w).is_sweep_override()]
+    plain = OmegaConf.to_container(compose(request.with_words(single)))
+    assert isinstance(plain, dict)
+    return [*_keys(plain), *group_folders(request.config_dir)]
+
+
+def _keys(values: dict[Any, Any], prefix: str = "") -> list[str]:
+    found = []
+    for name, value in values.items():
+        found.append(f"{prefix}{name}")
+        if isinstance(value, dict):
+            found += _keys(value, f"{prefix}{name}.")
+    return found
+
+
+def _near_leaf(key: str, valid: list[str]) -> str:
+    """For `clip_low` or `algo.clip_low_`: an option whose last name is the same or nearly so."""
+    leaves: dict[str, str] = {}
+    for name in valid:
+        leaves.setdefault(name.rpartition(".")[2], name)
+    leaf = key.rpartition(".")[2]
+    if leaf in leaves:
+        return f" Did you mean '{leaves[leaf]}'?"
+    near = nearest(leaf, leaves)
+    return f" Did you mean '{leaves[near.split(chr(39))[1]]}'?" if near else ""
