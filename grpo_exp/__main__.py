@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
+from grpo_exp import __version__
 from grpo_exp.errors import GrpoError, InputError, nearest
 
 
@@ -23,14 +25,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
+    except BrokenPipeError:  # `... --help | head`
+        sys.stderr.close()
+        code = 0
     sys.exit(code)
 
 
 def _dispatch(words: list[str]) -> int:
-    if words and words[0] in ("-h", "--help", "help"):
-        from grpo_exp.verbs.help import show
-
-        return show()
+    if words == ["--version"]:
+        print(f"grpo_exp {__version__}")
+        return 0
+    if any(word in ("-h", "--help") for word in words):
+        words = ["help", *(word for word in words[:1] if not word.startswith("-") and "=" not in word)]
     if words and not words[0].startswith(("-", "+", "~")) and "=" not in words[0]:
         return _verb(words[0], words[1:])
     from grpo_exp.app import launch
@@ -46,9 +52,7 @@ def _verb(name: str, rest: list[str]) -> int:
             f"'{name}' is neither a verb ({', '.join(VERBS)}) nor an override such as beta=0.05.{nearest(name, VERBS)} "
             "python -m grpo_exp --help shows both"
         )
-    import importlib
-
-    return int(importlib.import_module(f"grpo_exp.verbs.{name}").main(rest))
+    return int(importlib.import_module(f"grpo_exp.verbs.{name.replace('-', '_')}").main(rest))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ def launch(words: list[str]) -> int:
             f"{error.filename or 'a folder'} cannot be used ({error.strerror}); set hydra.run.dir= or hydra.sweep.dir="
         ) from error
     except Exception as error:  # Hydra lets AssertionError, KeyError and the like out on odd words
+        if jobs.count:
+            raise
         raise ConfigError(explain(error, request)) from error
     finally:
         sys.argv = before

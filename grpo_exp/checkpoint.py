@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from grpo_exp.errors import CheckpointError
 from grpo_exp.options import option
 
 MANIFEST = "manifest.json"
+_CANNOT_WRITE = (OSError, SafetensorError, RuntimeError)
+"""What a full disk looks like from Python, from safetensors and from torch.save."""
 
 
 @dataclass
@@ -27,7 +30,7 @@ class CheckpointOptions:
 
     every: int = option("write one every so many steps, besides the end; 0 for the end alone", low=0)
     keep_last: int = option("keep this many newest ones", low=1)
-    keep_best: bool = option("keep the one with the best objective too, and export it at the end")
+    keep_best: bool = option("keep the one with the best objective too")
     export: bool = option("at the end, write export/ for transformers or peft to load")
 
 
@@ -72,25 +75,27 @@ class Checkpoints:
                 shutil.rmtree(target)
             os.replace(temporary, target)
             _sync(self.folder)
-        except OSError as error:
+        except _CANNOT_WRITE as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(
                 f"the checkpoint {target} cannot be written: {error}. Earlier ones are untouched; make room and run again"
             ) from error
         if objective is not None and (self.best is None or (objective > self.best[1]) == self.maximize and objective != self.best[1]):
             self.best = (step, objective)
-        self._delete_old()
+        self._delete_old(step)
         return target
 
     def steps(self) -> list[int]:
         """The steps there is a complete checkpoint of, oldest first."""
         return sorted(int(p.name.removeprefix("step-")) for p in self.folder.glob("step-*") if (p / MANIFEST).is_file())
 
-    def _delete_old(self) -> None:
-        kept = set(self.steps()[-self.options.keep_last :])
+    def _delete_old(self, now: int) -> None:
+        """Later steps are left alone: they are of an earlier run in this folder, and this one has not come so far."""
+        done = [step for step in self.steps() if step <= now]
+        kept = set(done[-self.options.keep_last :])
         if self.options.keep_best and self.best:
             kept.add(self.best[0])
-        for step in self.steps():
+        for step in done:
             if step not in kept:
                 shutil.rmtree(self.folder / f"step-{step:06d}", ignore_errors=True)
 
@@ -108,10 +113,10 @@ def load(folder: Path) -> State:
                 raise CheckpointError(f"{folder / name} does not match its manifest: it is damaged. Use an earlier checkpoint")
         return State(
             load_file(folder / "weights.safetensors"),
-            torch.load(folder / "optimizer.pt", weights_only=True),
+            torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True),
             json.loads((folder / "progress.json").read_text(encoding="utf-8")),
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
 
 
@@ -127,7 +132,7 @@ def write_export(folder: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
-    except OSError as error:
+    except _CANNOT_WRITE as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f"{folder} cannot be written: {error}. The checkpoints are untouched; make room and run again") from error
 

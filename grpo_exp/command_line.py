@@ -134,7 +134,7 @@ def parse(word: str) -> Override:
     Raises:
         ConfigError: it cannot be read.
     """
-    if "=" not in word and not word.startswith("~"):
+    if word.startswith("=") or ("=" not in word and not word.startswith("~")):
         raise ConfigError(f"'{word}': expected KEY=VALUE such as beta=0.05; a verb stands first. See python -m grpo_exp --help")
     try:
         return OverridesParser.create().parse_override(word)

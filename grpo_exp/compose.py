@@ -19,9 +19,10 @@ from grpo_exp.errors import ConfigError, nearest
 
 
 def register() -> None:
-    """The resolvers that conf/config.yaml uses."""
+    """The resolvers that conf/ and sweeps/ use; `${quotient:64,${G}}` is how many whole groups 64 samples make."""
     OmegaConf.register_new_resolver("grpo_exp_root", lambda: str(ROOT), replace=True)
     OmegaConf.register_new_resolver("sweep_folder", lambda sweep, now: sweep or now, replace=True)
+    OmegaConf.register_new_resolver("quotient", lambda total, part: int(total) // int(part), replace=True)
 
 
 def compose(request: Request | Sequence[str]) -> DictConfig:
@@ -57,13 +58,17 @@ def sweep_jobs(request: Request) -> list[Request]:
     if not str(sweeper.get("_target_", "")).endswith(".BasicSweeper"):
         return [request.with_words(fixed + [w for w in task if not parse(w).is_sweep_override()])]
     task = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + task
-    try:
-        jobs = BasicSweeper.split_arguments([parse(w) for w in task], None)[0]
-    except HydraException as error:
-        raise ConfigError(explain(error, request)) from error
+    for word in task:
+        if (parsed := parse(word)).is_sweep_override() and not parsed.is_discrete_sweep():
+            raise ConfigError(f"{word}: a grid takes lists such as beta=0.01,0.1 and range(start,stop,step); an interval needs a sampler")
+    jobs = BasicSweeper.split_arguments([parse(w) for w in task], None)[0]
     seen: set[str] = set()
-    chosen = [job for job in jobs if not seen.issuperset(job) and (seen.update(job) or True)]
-    return [request.with_words(fixed + job) for job in chosen]
+    chosen = []
+    for job in jobs:
+        if not seen.issuperset(job):
+            seen.update(job)
+            chosen.append(request.with_words(fixed + job))
+    return chosen
 
 
 def _load(request: Request, mode: RunMode) -> DictConfig:

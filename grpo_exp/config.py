@@ -6,18 +6,18 @@ dataclass: the class that YAML's `kind` names is called with the options as keyw
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import load_class, option
+from grpo_exp.schema import join, make, names, refuse_unknown
 
 if typing.TYPE_CHECKING:
     from grpo_exp.algos.base import Algorithm
@@ -31,7 +31,9 @@ if typing.TYPE_CHECKING:
     from grpo_exp.track import TrackOptions
     from grpo_exp.train import OptimOptions
 
-GROUPS = ("algo", "model", "data", "reward", "rollout", "hardware", "eval", "track", "sweeps")
+SECTIONS = ("algo", "model", "data", "reward", "rollout", "hardware", "eval", "track", "optim", "checkpoint", "objective")
+"""What stands at the root besides the root options: the groups, and three sections of conf/config.yaml."""
+
 T = TypeVar("T")
 
 
@@ -43,7 +45,7 @@ class RootOptions:
     G: int = option("samples a prompt: the size of a group", low=1)
     temperature: float = option("sampling temperature; divides the logits of policy, old policy and reference alike", above=0)
     lr: float = option("peak learning rate; the model and the algorithm give its default", above=0)
-    seed: int = option("seed of sampling, prompt order and initial adapter weights", low=0)
+    seed: int = option("seed of sampling, prompt order and initial adapter weights", low=0, high=2**32 - 1)
     steps: int = option("training steps, each one rollout", low=1)
     prompts_per_step: int = option("prompts a step", low=1)
     max_new_tokens: int = option("longest completion, in tokens; the model gives its default", low=1)
@@ -94,10 +96,14 @@ def build(composed: DictConfig) -> Config:
     """
     plain = resolved(composed)
     plain.pop("sweeps", None)
-    root_names = [f.name for f in dataclasses.fields(RootOptions)]
     # Cheap checks first: the root needs no torch, so a slip there is answered at once.
-    root = make(RootOptions, {name: plain[name] for name in root_names if name in plain}, "")
-    _refuse_unknown(plain, [*root_names, *GROUPS, "optim", "checkpoint", "objective"], "")
+    at_root = names(RootOptions)
+    refuse_unknown(plain, [*at_root, *SECTIONS], "")
+    for section in SECTIONS:
+        if section not in plain:
+            raise ConfigError(f"{section}: missing; the root of the configuration is conf/config.yaml, and a run needs all of it")
+    root = make(RootOptions, {name: plain[name] for name in at_root if name in plain}, "")
+    _check_name(root.name)
     objective = make(ObjectiveOptions, plain["objective"], "objective")
 
     from grpo_exp.algos.base import Algorithm
@@ -110,13 +116,14 @@ def build(composed: DictConfig) -> Config:
     from grpo_exp.track import TrackOptions
     from grpo_exp.train import OptimOptions
 
+    reward = make(RewardOptions, plain["reward"], "reward")
     config = Config(
         root=root,
         algo=_choose(Algorithm, "grpo_exp.algos", plain["algo"], "algo"),
         model=make(ModelOptions, plain["model"], "model"),
         data=_choose(DataSource, "grpo_exp.data", plain["data"], "data"),
-        reward=_reward(make(RewardOptions, plain["reward"], "reward")),
-        reward_name=plain["reward"]["name"],
+        reward=_reward(reward),
+        reward_name=reward.name,
         rollout=_choose(Engine, "grpo_exp.rollout", plain["rollout"], "rollout"),
         hardware=make(HardwareOptions, plain["hardware"], "hardware"),
         eval=make(EvalOptions, plain["eval"], "eval"),
@@ -130,6 +137,14 @@ def build(composed: DictConfig) -> Config:
     return config
 
 
+def _check_name(name: str) -> None:
+    """The run's name becomes part of a folder's name."""
+    if not re.fullmatch(r"[\w.,=+@ -]{1,150}", name) or name.startswith("."):
+        raise ConfigError(
+            f"name={name!r}: it becomes part of a folder's name; use up to 150 letters, digits, blanks and . , = + @ _ -"
+        )
+
+
 def _check_together(config: Config) -> None:
     """Options that are right alone and wrong together."""
     rows = config.root.prompts_per_step * config.root.G
@@ -138,8 +153,19 @@ def _check_together(config: Config) -> None:
             f"algo.minibatch_count={config.algo.minibatches} cuts a rollout of {rows} rows ({config.root.prompts_per_step} prompts x "
             f"{config.root.G} samples) into empty parts; use {rows} at most, or more prompts_per_step"
         )
-    if not config.objective.metric.startswith("eval/"):
-        raise ConfigError(f"objective.metric={config.objective.metric!r}: expected an evaluation metric such as eval/pass@1")
+    metric, known = config.objective.metric, measured(config)
+    if metric not in known and not metric.startswith("eval/pass@1/"):
+        raise ConfigError(
+            f"objective.metric={metric!r}: evaluation does not measure it with these options. It measures {', '.join(known)}, and "
+            f"eval/pass@1/CATEGORY.{nearest(metric, known)}"
+        )
+
+
+def measured(config: Config) -> list[str]:
+    """The metrics of evaluation that a run can be judged by, besides pass@1 of a category."""
+    several = ["eval/pass@k", "eval/maj@k"] if config.eval.samples > 1 else []
+    form = ["eval/format"] if "format" in config.reward.parts else []
+    return ["eval/pass@1", *several, *form, "eval/reward", "eval/length", "eval/truncated_frac"]
 
 
 def _reward(options: RewardOptions) -> RewardSum:
@@ -157,94 +183,43 @@ def _choose(base: type[T], package: str, values: Any, key: str) -> T:
     return make(load_class(package, values["kind"], base, f"{key}.kind"), values, key)
 
 
-def make(cls: type[T], values: Any, key: str) -> T:
-    """Call an options dataclass with values, after checking names, types, ranges and choices.
+def option_class(section: str, values: dict[str, Any]) -> type[Any]:
+    """The dataclass that a section's options are fields of; `reward/part` stands for a part of the reward.
 
     Raises:
-        ConfigError: the first that is wrong.
+        ConfigError: `kind` names no class.
     """
-    if not isinstance(values, dict):
-        raise ConfigError(f"{key}={values!r}: expected a group of options: {', '.join(_names(cls))}")
-    _refuse_unknown(values, _names(cls), key)
-    missing = [name for name in _names(cls) if name not in values]
-    if missing:
-        raise ConfigError(f"{_join(key, missing[0])} has no value; its YAML file must give one")
-    try:
-        typed = OmegaConf.merge(OmegaConf.structured(cls), values)
-        converted = OmegaConf.to_container(typed)
-    except OmegaConfBaseException as error:
-        where = str(getattr(error, "full_key", "") or "")
-        field, value = _lookup(cls, values, where)
-        raise ConfigError(f"{_join(key, where)}={_shown(value)}: expected {_expected(field)}") from error
-    assert isinstance(converted, dict)
-    _check_ranges(cls, converted, key)
-    return OmegaConf.to_object(typed)  # type: ignore[return-value]
+    from grpo_exp.algos.base import Algorithm
+    from grpo_exp.checkpoint import CheckpointOptions
+    from grpo_exp.data.base import DataSource
+    from grpo_exp.evaluate import EvalOptions
+    from grpo_exp.hardware import HardwareOptions
+    from grpo_exp.model import ModelOptions
+    from grpo_exp.rewards.base import Reward
+    from grpo_exp.rollout.base import Engine
+    from grpo_exp.track import TrackOptions
+    from grpo_exp.train import OptimOptions
 
-
-def _check_ranges(cls: type[Any], values: dict[Any, Any], key: str) -> None:
-    for field in dataclasses.fields(cls):
-        value, where, meta = values[field.name], _join(key, field.name), field.metadata
-        nested = _hints(cls)[field.name]
-        if dataclasses.is_dataclass(nested) and isinstance(value, dict):
-            _check_ranges(nested, value, where)  # type: ignore[arg-type]
-        if value == "???":
-            raise ConfigError(f"{where} must be given: {meta['meaning']}")
-        if isinstance(value, str) and meta.get("choices") and value not in meta["choices"]:
-            raise ConfigError(f"{where}={value!r}: expected {', '.join(meta['choices'])}.{nearest(value, meta['choices'])}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            low, high, above = (meta.get(k) for k in ("low", "high", "above"))
-            if (
-                not math.isfinite(value)
-                or (low is not None and value < low)
-                or (high is not None and value > high)
-                or (above is not None and value <= above)
-            ):
-                raise ConfigError(f"{where}={value}: expected {_expected(field)}")
-
-
-def _expected(field: dataclasses.Field[Any] | None) -> str:
-    """What a field takes, in words."""
-    if field is None:
-        return "another kind of value"
-    kinds = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
-    text = kinds.get(str(field.type).removesuffix(" | None"), f"a value of type {field.type}")
-    meta = field.metadata
-    bounds = [f"{words} {meta[name]:g}" for name, words in (("low", "at least"), ("above", "greater than"), ("high", "at most"))
-              if meta.get(name) is not None]
-    return f"{text} {' and '.join(bounds)}".strip() + f" ({meta.get('meaning', '')})"
-
-
-def _lookup(cls: type[Any], values: Any, path: str) -> tuple[dataclasses.Field[Any] | None, Any]:
-    """The field and the given value at a dotted path below an options class."""
-    field: dataclasses.Field[Any] | None = None
-    for name in path.replace("[", ".").replace("]", "").split("."):
-        if dataclasses.is_dataclass(cls) and name in (named := {f.name: f for f in dataclasses.fields(cls)}):
-            field, cls = named[name], _hints(cls)[name]
-        if isinstance(values, dict):
-            values = values.get(name)
-    return field, values
-
-
-def _refuse_unknown(values: dict[str, Any], valid: list[str], key: str) -> None:
-    for name in values:
-        if name not in valid:
-            raise ConfigError(f"{_join(key, str(name))}: no such option. Valid: {', '.join(valid)}.{nearest(str(name), valid)}")
-
-
-def _names(cls: type[Any]) -> list[str]:
-    return [f.name for f in dataclasses.fields(cls)]
-
-
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _join(key: str, name: str) -> str:
-    return f"{key}.{name}" if key and name else key or name
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else str(value)
+    kinds: dict[str, tuple[str, type[Any]]] = {
+        "algo": ("grpo_exp.algos", Algorithm),
+        "data": ("grpo_exp.data", DataSource),
+        "rollout": ("grpo_exp.rollout", Engine),
+        "reward/part": ("grpo_exp.rewards", Reward),
+    }
+    if section in kinds:
+        package, base = kinds[section]
+        return load_class(package, str(values.get("kind")), base, f"{section}.kind")
+    return {
+        "": RootOptions,
+        "model": ModelOptions,
+        "reward": RewardOptions,
+        "hardware": HardwareOptions,
+        "eval": EvalOptions,
+        "track": TrackOptions,
+        "optim": OptimOptions,
+        "checkpoint": CheckpointOptions,
+        "objective": ObjectiveOptions,
+    }[section]
 
 
 # ---- what Hydra composed, as plain values
@@ -258,9 +233,14 @@ def resolved(composed: DictConfig) -> dict[str, Any]:
     """
     try:
         plain = OmegaConf.to_container(composed, resolve=True)
+    except InterpolationToMissingValueError as error:
+        missing = re.search(r"Missing mandatory value: ([\w.]+)", str(error))
+        raise ConfigError(f"{missing.group(1) if missing else error.full_key} has no value; give it one") from error
     except OmegaConfBaseException as error:
-        where = str(getattr(error, "full_key", "") or "")
-        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
+        where, reason = str(getattr(error, "full_key", "") or ""), str(error).splitlines()[0]
+        raise ConfigError(f"{where}: {reason}. A value ${{KEY}} stands for another option's") from error
+    except RecursionError as error:
+        raise ConfigError("a value ${KEY} leads back to itself") from error
     assert isinstance(plain, dict)
     return {str(k): v for k, v in plain.items()}
 
@@ -291,7 +271,7 @@ def difference(one: dict[str, Any], other: dict[str, Any], key: str = "") -> lis
     for name in dict.fromkeys([*one, *other]):
         a, b = one.get(name), other.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += difference(a, b, _join(key, name))
+            found += difference(a, b, join(key, name))
         elif a != b:
-            found.append(_join(key, name))
+            found.append(join(key, name))
     return found

@@ -14,7 +14,8 @@ from grpo_exp.experience import EVAL_STREAM, sample_rows
 from grpo_exp.metrics import RIGHT_ABOVE, Metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
-from grpo_exp.rewards.base import RewardSum
+from grpo_exp.prompt_order import PromptOrder
+from grpo_exp.rewards.base import Reward, RewardSum
 from grpo_exp.rollout.base import Engine, Sampling
 from grpo_exp.stats import Interval, bootstrap_mean, paired_difference, pass_at_k
 
@@ -27,7 +28,7 @@ class EvalOptions:
     start: bool = option("evaluate before the first step")
     samples: int = option("samples of each item: the k of pass@k and maj@k", low=1)
     temperature: float = option("sampling temperature of evaluation; 0 takes the likeliest token", low=0)
-    max_items: int = option("evaluate on this many held-out items at most, spread evenly; 0 for all", low=0)
+    max_items: int = option("evaluate on this many held-out items at most, a fair share of every category; 0 for all", low=0)
     max_new_tokens: int = option("longest completion, in tokens", low=1)
     seed: int = option("random numbers of evaluation, the same at every step so that differences come from the model", low=0)
 
@@ -68,8 +69,8 @@ class Evaluator:
 
     def __init__(self, policy: Policy, engine: Engine, rewards: RewardSum, examples: list[Example], options: EvalOptions, rows: int) -> None:
         self.policy, self.engine, self.rewards, self.options, self.rows = policy, engine, rewards, options, rows
-        stride = max(1, -(-len(examples) // options.max_items)) if options.max_items else 1
-        self.examples = examples[::stride]
+        count = min(options.max_items or len(examples), len(examples))
+        self.examples = [examples[i] for i in sorted(PromptOrder(examples, seed=0, memory=0).take(count))]
 
     def __call__(self, step: int) -> Evaluation:
         options = self.options
@@ -83,7 +84,8 @@ class Evaluator:
             for i, (row, answer) in enumerate(zip(sample_rows(rollout, rewards), answers, strict=True))
         ]
         right = (rewards.outcome > RIGHT_ABOVE).view(-1, options.samples)  # [items, samples]
-        items = _items(right, answers, options.samples)
+        votes = answers if type(self.rewards.outcome_part).answer is not Reward.answer else None
+        items = _items(right, votes, options.samples)
         items["eval/length"] = rollout.mask.sum(-1).cpu().double().view_as(right).mean(-1)
         items["eval/truncated_frac"] = (~rollout.finished).cpu().double().view_as(right).mean(-1)
         items["eval/reward"] = rewards.total.double().view_as(right).mean(-1)
@@ -93,13 +95,13 @@ class Evaluator:
         return Evaluation(items, rows, int(rollout.mask.sum()))
 
 
-def _items(right: Tensor, answers: list[str | None], samples: int) -> dict[str, Tensor]:
-    """pass@1, pass@k and maj@k of each item; k is the number of samples."""
+def _items(right: Tensor, answers: list[str | None] | None, samples: int) -> dict[str, Tensor]:
+    """pass@1, pass@k and maj@k of each item; k is the number of samples. No maj@k where the reward knows no answers."""
     counts = right.sum(-1).tolist()
     items = {"eval/pass@1": right.double().mean(-1)}
     if samples > 1:
         items["eval/pass@k"] = torch.tensor([pass_at_k(c, samples, samples) for c in counts], dtype=torch.float64)
-        if any(answer is not None for answer in answers):
+        if answers is not None:
             groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
             items["eval/maj@k"] = torch.tensor(
                 [_majority_right(group, row) for group, row in zip(groups, right.tolist(), strict=True)], dtype=torch.float64

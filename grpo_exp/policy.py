@@ -45,8 +45,7 @@ class Policy:
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_ids[0]
         self.model = _adapt(model, options, dtype).to(device)
         if options.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self.model.enable_input_require_grads()
+            self.model.activation_checkpointing_enable()
         self.model.eval()
         self._base = self.model.get_base_model() if options.adapter == "lora" else self.model
         self._check_head()
@@ -67,11 +66,9 @@ class Policy:
 
     def render(self, prompt: str | list[Message]) -> str:
         """The prompt as the text the model sees."""
-        wanted = self.options.template
-        chat = wanted == "chat" or (wanted == "auto" and getattr(self.tokenizer, "chat_template", None) is not None)
         if isinstance(prompt, str):
             return prompt
-        if not chat:
+        if not self._by_template(prompt):
             return "\n".join(message["content"] for message in prompt)
         if getattr(self.tokenizer, "chat_template", None) is None:
             raise ModelError("model.template=chat, but the tokenizer has no chat template; use model.template=plain")
@@ -79,7 +76,13 @@ class Policy:
 
     def encode_prompt(self, prompt: str | list[Message], text: str) -> list[int]:
         """Token ids of a rendered prompt; a chat template brings its own special tokens, plain text gets the tokenizer's."""
-        return list(self.tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=not self._by_template(prompt))["input_ids"])
+
+    def _by_template(self, prompt: str | list[Message]) -> bool:
+        """Whether the tokenizer's chat template makes the text of this prompt."""
+        wanted = self.options.template
+        chat = wanted == "chat" or (wanted == "auto" and getattr(self.tokenizer, "chat_template", None) is not None)
+        return chat and not isinstance(prompt, str)
 
     def encode_target(self, text: str) -> list[int]:
         """Token ids of a completion, the end of sequence included: never joined to the prompt as text, so the seam stays where it is."""

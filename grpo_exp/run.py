@@ -87,9 +87,9 @@ def train(
             card = cards.opening(config, data, policy, machine, folder, rows)
         card["overrides"] = redact(_by_key(words), secrets)
         record.open(tracker, card, redact(plain, secrets))
-        trainer, checkpoints = _assemble(config, data, policy, tracker, folder, rows, hook, stop)
+        trainer = _assemble(config, data, policy, tracker, folder, rows, hook, stop)
         result = trainer.run()
-        _export(config, policy, checkpoints, folder)
+        _export(config, policy, folder)
         record.close(result)
     return result.objective
 
@@ -100,8 +100,8 @@ def _by_key(words: Sequence[str]) -> dict[str, str]:
 
 
 def _assemble(
-    config: Config, data: Dataset, policy: Policy, tracker: Any, folder: Path, rows: dict[str, int], hook: Hook, stop: Any
-) -> Any:
+    config: Config, data: Dataset, policy: Policy, tracker: Tracker, folder: Path, rows: dict[str, int], hook: Hook, stop: StopSignals
+) -> Trainer:
     """The trainer with all it needs."""
     from grpo_exp.checkpoint import Checkpoints
     from grpo_exp.evaluate import Evaluator
@@ -131,7 +131,7 @@ def _assemble(
         Evaluator(policy, config.rollout, config.reward, data.heldout, config.eval, rows["eval_rows"]) if data.heldout else None
     )
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, config.objective.direction == "maximize")
-    trainer = Trainer(
+    return Trainer(
         policy,
         config.algo,
         source,
@@ -148,7 +148,6 @@ def _assemble(
         hook=hook,
         stop=stop,
     )
-    return trainer, checkpoints
 
 
 def _check_data(config: Config, data: Dataset) -> None:
@@ -189,7 +188,7 @@ def _rows(config: Config, policy: Policy, machine: Machine, examples: list[Examp
     }
 
 
-def _export(config: Config, policy: Policy, checkpoints: Any, folder: Path) -> None:
+def _export(config: Config, policy: Policy, folder: Path) -> None:
     from grpo_exp.checkpoint import write_export
 
     if config.checkpoint.export:

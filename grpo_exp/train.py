@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import sys
@@ -21,9 +22,10 @@ from grpo_exp.checkpoint import Checkpoints, State
 from grpo_exp.errors import NumericsError, Stopped
 from grpo_exp.evaluate import Evaluation, Evaluator
 from grpo_exp.experience import MINIBATCH_STREAM, Source
-from grpo_exp.metrics import Meter, Metrics, drift_metrics, mismatch_metrics
+from grpo_exp.metrics import RIGHT_ABOVE, Meter, Metrics, drift_metrics, mismatch_metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
+from grpo_exp.stop import StopSignals
 from grpo_exp.track.base import Tracker
 
 Hook = Callable[[int, float], None]
@@ -82,7 +84,7 @@ class Trainer:
         update_rows: int,
         objective: str,
         hook: Hook,
-        stop: Callable[[], int | None],
+        stop: StopSignals,
     ) -> None:
         self.policy, self.algorithm, self.source, self.evaluator = policy, algorithm, source, evaluator
         self.tracker, self.checkpoints, self.optim = tracker, checkpoints, optim
@@ -96,6 +98,7 @@ class Trainer:
         self.tokens, self.seconds, self.started = 0, 0.0, time.perf_counter()
         self.before: Evaluation | None = None
         self.after: Evaluation | None = None
+        self.evaluated = -1  # the step of `after`
         self.train_outcomes: deque[float] = deque(maxlen=20)
 
     def run(self) -> Result:
@@ -113,8 +116,9 @@ class Trainer:
         for step in range(1, self.steps + 1):
             self._step(step)
             last = step == self.steps
-            if self.evaluator and (last or (every and step % every == 0)):
-                self._evaluate(step)
+            with contextlib.suppress(Stopped):  # in the middle of an evaluation, which is then left out
+                if self.evaluator and (last or (every and step % every == 0)):
+                    self._evaluate(step)
             if signum := self.stop():
                 self._save(step)
                 raise Stopped(signum, f"stopped by a signal after step {step}; its checkpoint is written")
@@ -241,9 +245,10 @@ class Trainer:
 
     def _evaluate(self, step: int) -> None:
         assert self.evaluator is not None
-        evaluation = self.evaluator(step)
+        with self.stop.at_once():
+            evaluation = self.evaluator(step)
         self.before = self.before or evaluation
-        self.after = evaluation
+        self.after, self.evaluated = evaluation, step
         metrics: Metrics = {}
         for name, (value, low, high) in evaluation.intervals().items():
             metrics |= {name: value, f"{name}_low": low, f"{name}_high": high}
@@ -261,7 +266,7 @@ class Trainer:
 
     def _record_outcome(self, rewards: Rewards | None) -> None:
         if rewards is not None:
-            self.train_outcomes.append(rewards.outcome.mean().item())
+            self.train_outcomes.append((rewards.outcome > RIGHT_ABOVE).float().mean().item())
 
     def _row(self, kind: str, step: int, metrics: Metrics) -> None:
         self.seconds = time.perf_counter() - self.started
@@ -275,7 +280,8 @@ class Trainer:
             "train_outcomes": list(self.train_outcomes),
         }
         state = State(self.policy.state(), self.optimizer.state_dict(), progress)
-        self.checkpoints.save(step, state, self._objective())
+        # An objective measured at another step says nothing about these weights.
+        self.checkpoints.save(step, state, self._objective() if self.evaluated == step else None)
 
 
 def peak_gib(device: torch.device) -> float:

@@ -110,9 +110,14 @@ class _Decoding:
             token = torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
         else:
             token = logits.argmax(-1)
+        chosen = logp.gather(-1, token[:, None]).squeeze(-1)
+        if self.support is not None:  # a parallel cumulative sum may step up, by rounding, where the probability is 0
+            impossible = chosen == float("-inf")
+            token = torch.where(impossible, logp.argmax(-1), token)
+            chosen = torch.where(impossible, logp.amax(-1), chosen)
         self.tokens[self.alive, step] = token
         self.mask[self.alive, step] = True
-        self.logp[self.alive, step] = logp.gather(-1, token[:, None]).squeeze(-1)
+        self.logp[self.alive, step] = chosen
         return token
 
     def _stopped(self, step: int) -> Tensor:
