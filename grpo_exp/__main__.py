@@ -1,14 +1,15 @@
 """The command line: a first bare word is a verb, anything else is Hydra's.
 
-    python -m grpo_exp [GROUP=OPTION ...] [KEY=VALUE ...]       train
-    python -m grpo_exp -m KEY=VALUE,VALUE ...                   train once for each combination
-    python -m grpo_exp evaluate RUN_OR_MODEL [KEY=VALUE ...]    score a run, a checkpoint or a model
+python -m grpo_exp [GROUP=OPTION ...] [KEY=VALUE ...]       train
+python -m grpo_exp -m KEY=VALUE,VALUE ...                   train once for each combination
+python -m grpo_exp evaluate RUN_OR_MODEL [KEY=VALUE ...]    score a run, a checkpoint or a model
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 from grpo_exp import __version__
@@ -28,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `... --help | head`
         sys.stderr.close()
         code = 0
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.write("grpo_exp: an error of the program itself, not of its input; the lines above say where\n")
+        code = 3
     sys.exit(code)
 
 

@@ -117,7 +117,7 @@ class _Jobs:
         """Raise RunError if runs of a sweep failed."""
         if self.failed:
             raise RunError(
-                f"{len(self.failed)} of {self.count} runs of the sweep failed: {', '.join(self.failed)}; see error.txt in their folders"
+                f"{len(self.failed)} of {self.count} runs failed: {', '.join(self.failed)}; see error.txt in their folders"
             )
 
 

@@ -35,7 +35,9 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
     }
     adapter = None
     if config.model.adapter == "lora":
-        adapter = f"lora r={config.model.lora_rank}" + (f" from {config.model.start_adapter}" if config.model.start_adapter else "")
+        adapter = f"lora r={config.model.lora_rank}" + (
+            f" from {config.model.start_adapter}" if config.model.start_adapter else ""
+        )
     return {
         "name": root.name,
         "status": "running",

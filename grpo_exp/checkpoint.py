@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from grpo_exp.errors import CheckpointError
 from grpo_exp.options import option
 
 MANIFEST = "manifest.json"
+FILES = ("weights.safetensors", "optimizer.pt", "progress.json")
 _CANNOT_WRITE = (OSError, SafetensorError, RuntimeError)
 """What a full disk looks like from Python, from safetensors and from torch.save."""
 
@@ -108,15 +110,15 @@ def load(folder: Path) -> State:
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        for name, facts in manifest["files"].items():
-            if _sha256(folder / name) != facts["sha256"]:
+        for name in FILES:
+            if _sha256(folder / name) != manifest["files"][name]["sha256"]:
                 raise CheckpointError(f"{folder / name} does not match its manifest: it is damaged. Use an earlier checkpoint")
         return State(
             load_file(folder / "weights.safetensors"),
             torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True),
             json.loads((folder / "progress.json").read_text(encoding="utf-8")),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
 
 

@@ -106,17 +106,20 @@ def _check_word(word: str, config_dir: Path | None) -> None:
         ConfigError: naming the word.
     """
     parsed = parse(word)
-    group, _, package = (parsed.key_or_group or "").partition("@")
+    group = parsed.key_or_group or ""
     if group not in group_folders(config_dir):
         return
+    builtin = group in group_folders()
     if parsed.is_delete():
-        if group not in ("sweeps", "reward/part"):
+        if builtin and group not in ("sweeps", "reward/part"):
             raise ConfigError(f"{word}: a run needs one; choose {group}={' or '.join(options(group, config_dir))}")
         return
-    if parsed.is_add() and group != "reward/part":
-        raise ConfigError(f"{word}: {group} is chosen already; write {word.lstrip('+')}, without the +")
-    if (package or parsed.package) and group != "reward/part":
+    if parsed.is_add() and builtin and group != "reward/part":
+        raise ConfigError(f"{word}: write {word.lstrip('+')}, without the +")
+    if parsed.package and builtin and group != "reward/part":
         raise ConfigError(f"{word}: no such option. Choose {group}=NAME; only reward/part@reward.parts.NAME has a place")
+    if group == "reward/part" and not parsed.package:
+        raise ConfigError(f"{word}: a part needs a place; write +reward/part@reward.parts.NAME=OPTION")
     valid = options(group, config_dir)
     for value in _values(parsed):
         name = "null" if value is None else str(value)
@@ -139,7 +142,8 @@ def parse(word: str) -> Override:
     try:
         return OverridesParser.create().parse_override(word)
     except (HydraException, ValueError, RecursionError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = str(error.__cause__ or error).splitlines()[0][:120]
+        reason = "a character that has to be quoted" if "LexerNoViable" in reason else reason
         raise ConfigError(f"{word!r} cannot be read as KEY=VALUE ({reason}); {QUOTES}") from error
 
 

@@ -60,7 +60,7 @@ def sweep_jobs(request: Request) -> list[Request]:
     task = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + task
     for word in task:
         if (parsed := parse(word)).is_sweep_override() and not parsed.is_discrete_sweep():
-            raise ConfigError(f"{word}: a grid takes lists such as beta=0.01,0.1 and range(start,stop,step); an interval needs a sampler")
+            raise ConfigError(f"{word}: a grid takes lists such as 0.01,0.1 and range(0,10,2); an interval needs a sampler")
     jobs = BasicSweeper.split_arguments([parse(w) for w in task], None)[0]
     seen: set[str] = set()
     chosen = []
@@ -72,6 +72,18 @@ def sweep_jobs(request: Request) -> list[Request]:
 
 
 def _load(request: Request, mode: RunMode) -> DictConfig:
+    """What Hydra composes, its own node included.
+
+    Raises:
+        ConfigError: it does not compose.
+    """
+    try:
+        return _hydra(request, mode)
+    except Exception as error:  # besides its own errors, Hydra lets AssertionError, KeyError and the like out on odd words
+        raise ConfigError(explain(error, request)) from error
+
+
+def _hydra(request: Request, mode: RunMode) -> DictConfig:
     register()
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -83,10 +95,6 @@ def _load(request: Request, mode: RunMode) -> DictConfig:
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
             return hydra.config_loader.load_configuration("config", words, run_mode=mode)
-    except ConfigError:
-        raise
-    except Exception as error:  # besides its own errors, Hydra lets AssertionError, KeyError and the like out on odd words
-        raise ConfigError(explain(error, request)) from error
     finally:
         GlobalHydra.instance().hydra = before
 
@@ -98,7 +106,7 @@ def explain(error: BaseException, request: Request) -> str:
     """An error of composing as one message with the nearest valid name."""
     marked = next((e for e in _chain(error) if hasattr(e, "problem_mark") and e.problem_mark), None)
     if marked is not None:
-        mark = marked.problem_mark  # type: ignore[attr-defined]
+        mark = marked.problem_mark
         return f"{mark.name}:{mark.line + 1}: broken YAML, column {mark.column + 1}: {getattr(marked, 'problem', '')}"
     text = "\n".join(dict.fromkeys(str(e).strip() for e in _chain(error)))
     if match := re.search(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)' does not exist", text):
@@ -109,7 +117,7 @@ def explain(error: BaseException, request: Request) -> str:
         return (
             f"{match.group(1)}: several values are for a sweep, which needs -m; a list is written in brackets, as in key=[a,b]"
         )
-    if match := re.search(r"In '([^']*)': Could not find '([^']+)'", text):
+    if match := re.search(r"In '([^']*)': Could not (?:find|load) '([^']+)'", text):
         group, _, name = match.group(2).rpartition("/")
         valid = options(group, request.config_dir)
         return f"{match.group(1)}.yaml: its defaults name {group}={name}, which does not exist.{nearest(name, valid)}"
@@ -133,20 +141,22 @@ def _unknown(key: str, request: Request) -> str:
     valid = known_keys(request)
     where = key.partition("@")[0]
     near = nearest(where, valid) or _near_leaf(where, valid)
-    return f"{key}: no such option.{near} python -m grpo_exp --help lists the options, python -m grpo_exp help GROUP those of a group"
+    return f"{key}: no such option.{near} See python -m grpo_exp --help, and help GROUP for the options of a group"
 
 
 def known_keys(request: Request) -> list[str]:
     """Every key that can be set, with the options that the words choose, and the groups."""
-    chosen = [
-        w
-        for w in request.overrides
-        if not w.startswith(("~", "+")) and parse(w).key_or_group in group_folders(request.config_dir)
-    ]
-    single = [w for w in chosen if not parse(w).is_sweep_override()]
-    plain = OmegaConf.to_container(compose(request.with_words(single)))
+    folders = group_folders(request.config_dir)
+    parsed = [(w, parse(w)) for w in request.overrides if not w.startswith(("~", "+"))]
+    chosen = [w for w, override in parsed if override.key_or_group in folders and not override.is_sweep_override()]
+    try:
+        composed = _hydra(request.with_words(chosen), RunMode.RUN)
+    except Exception:  # one of the choices is itself what is wrong
+        composed = _hydra(request.with_words([]), RunMode.RUN)
+    plain = OmegaConf.to_container(composed)
     assert isinstance(plain, dict)
-    return [*_keys(plain), *group_folders(request.config_dir)]
+    del plain["hydra"]
+    return [*_keys(plain), *folders]
 
 
 def _keys(values: dict[Any, Any], prefix: str = "") -> list[str]:

@@ -101,7 +101,9 @@ def build(composed: DictConfig) -> Config:
     refuse_unknown(plain, [*at_root, *SECTIONS], "")
     for section in SECTIONS:
         if section not in plain:
-            raise ConfigError(f"{section}: missing; the root of the configuration is conf/config.yaml, and a run needs all of it")
+            raise ConfigError(
+                f"{section}: missing; the root of the configuration is conf/config.yaml, and a run needs all of it"
+            )
     root = make(RootOptions, {name: plain[name] for name in at_root if name in plain}, "")
     _check_name(root.name)
     objective = make(ObjectiveOptions, plain["objective"], "objective")
@@ -150,14 +152,14 @@ def _check_together(config: Config) -> None:
     rows = config.root.prompts_per_step * config.root.G
     if config.algo.minibatches > rows:
         raise ConfigError(
-            f"algo.minibatch_count={config.algo.minibatches} cuts a rollout of {rows} rows ({config.root.prompts_per_step} prompts x "
-            f"{config.root.G} samples) into empty parts; use {rows} at most, or more prompts_per_step"
+            f"algo.minibatch_count={config.algo.minibatches} cuts a rollout of {rows} rows ({config.root.prompts_per_step} "
+            f"prompts x {config.root.G} samples) into empty parts; use {rows} at most, or more prompts_per_step"
         )
     metric, known = config.objective.metric, measured(config)
     if metric not in known and not metric.startswith("eval/pass@1/"):
         raise ConfigError(
-            f"objective.metric={metric!r}: evaluation does not measure it with these options. It measures {', '.join(known)}, and "
-            f"eval/pass@1/CATEGORY.{nearest(metric, known)}"
+            f"objective.metric={metric!r}: evaluation does not measure it with these options. It measures {', '.join(known)}, "
+            f"and eval/pass@1/CATEGORY.{nearest(metric, known)}"
         )
 
 
@@ -250,7 +252,7 @@ def secret_values(composed: DictConfig) -> set[str]:
     return {
         str(value)
         for node, key in _leaves(composed)
-        if isinstance(raw := node._get_node(key)._value(), str) and "oc.env:" in raw and (value := node[key])  # type: ignore[union-attr]
+        if isinstance(raw := node._get_node(key)._value(), str) and "oc.env:" in raw and (value := node[key])
     }
 
 

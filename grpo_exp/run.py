@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
-import traceback
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from grpo_exp import config as configuration
-from grpo_exp.errors import ConfigError, DataError, GrpoError, InputError, RunError, Stopped
+from grpo_exp.errors import ConfigError, DataError, InputError, nearest
 
 if TYPE_CHECKING:
     from grpo_exp.batch import Example
@@ -23,10 +21,9 @@ if TYPE_CHECKING:
     from grpo_exp.data.base import Dataset
     from grpo_exp.hardware import Machine
     from grpo_exp.policy import Policy
-    from grpo_exp.checkpoint import Checkpoints
     from grpo_exp.stop import StopSignals
     from grpo_exp.track import Tracker
-    from grpo_exp.train import Result, Trainer
+    from grpo_exp.train import Trainer
 
 Hook = Callable[[int, float], None]
 
@@ -71,19 +68,19 @@ def train(
     from grpo_exp import track
     from grpo_exp.hardware import prepare
     from grpo_exp.policy import Policy
-    from grpo_exp.rewards.base import check
+    from grpo_exp.record import Record
     from grpo_exp.stop import StopSignals
     from grpo_exp.track.redact import redact
 
-    with StopSignals() as stop, _Record(folder, config) as record:
+    with StopSignals() as stop, Record(folder, config) as record:
         with stop.at_once():
             data = config.data.load()
             _check_data(config, data)
-            check(config.reward, data.train[0])
+            check_reward(config, data.train[0], config.algo.online)
             machine = prepare(config.hardware, config.model.dtype)
             tracker = track.build(config.track, folder)
             policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
-            rows = _rows(config, policy, machine, data.train)
+            rows = rows_at_once(config, policy, machine, data.train)
             card = cards.opening(config, data, policy, machine, folder, rows)
         card["overrides"] = redact(_by_key(words), secrets)
         record.open(tracker, card, redact(plain, secrets))
@@ -100,7 +97,14 @@ def _by_key(words: Sequence[str]) -> dict[str, str]:
 
 
 def _assemble(
-    config: Config, data: Dataset, policy: Policy, tracker: Tracker, folder: Path, rows: dict[str, int], hook: Hook, stop: StopSignals
+    config: Config,
+    data: Dataset,
+    policy: Policy,
+    tracker: Tracker,
+    folder: Path,
+    rows: dict[str, int],
+    hook: Hook,
+    stop: StopSignals,
 ) -> Trainer:
     """The trainer with all it needs."""
     from grpo_exp.checkpoint import Checkpoints
@@ -151,23 +155,49 @@ def _assemble(
 
 
 def _check_data(config: Config, data: Dataset) -> None:
-    """What an algorithm needs from the data.
+    """What the algorithm and the objective need from the data.
 
     Raises:
         DataError: worked targets are missing.
+        ConfigError: the objective is of a category that no held-out item has.
     """
+    metric = config.objective.metric
+    category = metric.removeprefix("eval/pass@1/")
+    there = list(dict.fromkeys(example.category for example in data.heldout))
+    if category != metric and category not in there:
+        near = nearest(category, there)
+        raise ConfigError(
+            f"objective.metric={metric!r}: no held-out item is of that category; there are {', '.join(there)}.{near}"
+        )
     if not data.train:
         raise DataError(f"data={config.data.name}: no training items are left")
     if not config.algo.online:
         missing = [example.id for example in data.train if not example.target]
         if missing:
             raise DataError(
-                f"algo={config.algo.name} learns from worked targets, and {len(missing)} of {len(data.train)} training items have none "
-                f"({', '.join(missing[:3])}, ...). Name them with data.target=FIELD_OR_TEMPLATE"
+                f"algo={config.algo.name} learns from worked targets, and {len(missing)} of {len(data.train)} training items "
+                f"have none ({', '.join(missing[:3])}, ...). Name them with data.target=FIELD_OR_TEMPLATE"
             )
 
 
-def _rows(config: Config, policy: Policy, machine: Machine, examples: list[Example]) -> dict[str, int]:
+def check_reward(config: Config, example: Example, needed: bool = True) -> None:
+    """Try the reward on an item.
+
+    Raises:
+        InputError: it raises, returns no numbers, or `needed`, and its outcome part never applies to the item.
+    """
+    from grpo_exp.rewards.base import check
+
+    outcome = config.reward.outcome_name
+    if all(math.isnan(values[outcome]) for _, values in check(config.reward, example)) and needed:
+        lacks = ", which has no reference answer; data.answer= names the field" if example.answer is None else ""
+        raise ConfigError(
+            f"reward={config.reward_name}: its outcome part '{outcome}' does not apply to item {example.id} of "
+            f"data={config.data.name}{lacks}. Or choose another reward"
+        )
+
+
+def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: list[Example]) -> dict[str, int]:
     """How many rows sampling, evaluation and update take at a time, from the sizes of the model and of the longest prompt."""
     from grpo_exp.hardware import fit_rows
 
@@ -218,8 +248,8 @@ def _finished(folder: Path, plain: dict[str, Any], secrets: set[str]) -> dict[st
     different = configuration.difference(before, json.loads(json.dumps(redact(plain, secrets))))
     if different:
         raise ConfigError(
-            f"the folder {folder} holds a run of another configuration ({', '.join(different[:5])} differ); choose another one with "
-            "hydra.run.dir= or hydra.sweep.dir="
+            f"the folder {folder} holds a run of another configuration ({', '.join(different[:5])} differ); choose another one "
+            "with hydra.run.dir= or hydra.sweep.dir="
         )
     if card.get("status") != "finished":
         return None
@@ -233,59 +263,3 @@ def _remove_if_empty(folder: Path) -> None:
     while folder != here and folder.is_relative_to(here) and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent
-
-
-class _Record:
-    """Keeps run.json true however the run ends, and turns what was not foreseen into a RunError."""
-
-    def __init__(self, folder: Path, config: Config) -> None:
-        self.folder, self.config = folder, config
-        self.card: dict[str, Any] = {"name": config.root.name, "status": "running", "objective": None, "folder": str(folder)}
-        self.tracker: Tracker | None = None
-        self.started = time.perf_counter()
-
-    def open(self, tracker: Tracker, card: dict[str, Any], plain: dict[str, Any]) -> None:
-        """The run begins."""
-        self.tracker, self.card = tracker, card
-        tracker.start(card, plain)
-
-    def close(self, result: Result) -> None:
-        """The run is done."""
-        from grpo_exp.card import closing
-
-        ending = closing(result.before, result.after)
-        self.card |= {"status": "finished", "objective": result.objective, "tokens": result.tokens, **ending}
-
-    def __enter__(self) -> _Record:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        failed = isinstance(error, Exception) and not isinstance(error, (InputError, Stopped))
-        if error is not None:
-            message = str(error) if isinstance(error, GrpoError) else f"{type(error).__name__}: {error}"
-            self.card |= {"status": "stopped" if isinstance(error, Stopped) else "failed", "error": message}
-        self.card["wall_seconds"] = round(time.perf_counter() - self.started, 2)
-        if failed:
-            assert error is not None
-            where = self.folder / "error.txt"
-            with contextlib.suppress(OSError):  # on a full disk the message below is all there is
-                where.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        if self.tracker is not None or failed:
-            from grpo_exp.track.files import FileTracker
-
-            (self.tracker or FileTracker(self.folder)).finish(self.card)
-        if failed:
-            raise RunError(f"{self._reason(error)}. The traceback is in {where}") from error
-
-    def _reason(self, error: BaseException | None) -> str:
-        root, text = self.config.root, str(error).strip()
-        if isinstance(error, GrpoError):
-            return text.rstrip(".")
-        if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
-            rows = self.card.get("batch", {})
-            return (
-                f"out of memory with prompts_per_step={root.prompts_per_step} G={root.G} max_new_tokens={root.max_new_tokens}, "
-                f"{rows.get('rollout_rows')} rows sampled and {rows.get('update_rows')} updated at a time. Lower hardware.rollout_rows or "
-                "hardware.update_rows, which leave the result as it is, or max_new_tokens, or use model.gradient_checkpointing=true"
-            )
-        return f"the run failed: {type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo_exp.errors import ConfigError, nearest
 
 T = TypeVar("T")
+_SCALARS = (str, int, float, bool)
 
 
 def make(cls: type[T], values: Any, key: str) -> T:
@@ -21,15 +22,9 @@ def make(cls: type[T], values: Any, key: str) -> T:
     Raises:
         ConfigError: the first that is wrong.
     """
-    if not isinstance(values, dict):
-        raise ConfigError(f"{key}={shown(values)}: expected a group of options: {', '.join(names(cls))}")
-    refuse_unknown(values, names(cls), key)
-    missing = [name for name in names(cls) if name not in values]
-    if missing:
-        raise ConfigError(f"{join(key, missing[0])} has no value; its YAML file must give one")
-    _check_kinds(cls, values, key)
+    prepared = _prepared(cls, values, key)
     try:
-        typed = OmegaConf.merge(OmegaConf.structured(cls), values)
+        typed = OmegaConf.merge(OmegaConf.structured(cls), prepared)
         converted = OmegaConf.to_container(typed)
         assert isinstance(converted, dict)
         _check_ranges(cls, converted, key)
@@ -40,21 +35,37 @@ def make(cls: type[T], values: Any, key: str) -> T:
         raise ConfigError(f"{join(key, where)}={shown(value)}: expected {_wanted(field)}{_hint(field, value)}") from error
 
 
-def _check_kinds(cls: type[Any], values: dict[str, Any], key: str) -> None:
-    """Refuse what OmegaConf would bend: 2.5 or true for a whole number, 3 for true, numbers beyond 64 bits."""
-    for field in dataclasses.fields(cls):
-        value, kind = values.get(field.name), _hints(cls)[field.name]
-        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-            _check_kinds(kind, value, join(key, field.name))  # type: ignore[arg-type]
-        kinds = set(typing.get_args(kind)) or {kind}
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        wrong = (
-            (int in kinds and isinstance(value, float) and not value.is_integer())
-            or ({int, float} & kinds and number and not -(2**63) <= value < 2**63)  # type: ignore[operator]
-            or (bool in kinds and number)
-        )
-        if wrong:
-            raise ConfigError(f"{join(key, field.name)}={shown(value)}: expected {_wanted(field)}")
+def _prepared(cls: type[Any], values: Any, key: str) -> dict[str, Any]:
+    """The values for OmegaConf, without those that it would bend: 2.5 for a whole number, 3 for true, a list for a text."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{key}={shown(values)}: expected a group of options: {', '.join(names(cls))}")
+    refuse_unknown(values, names(cls), key)
+    missing = [name for name in names(cls) if name not in values]
+    if missing:
+        raise ConfigError(f"{join(key, missing[0])} has no value; its YAML file must give one")
+    return {f.name: _one(f, _hints(cls)[f.name], values[f.name], join(key, f.name)) for f in dataclasses.fields(cls)}
+
+
+def _one(field: dataclasses.Field[Any], kind: Any, value: Any, where: str) -> Any:
+    """One value, prepared."""
+    if dataclasses.is_dataclass(kind):
+        return _prepared(kind, value, where)  # type: ignore[arg-type]
+    if value == "???":
+        raise ConfigError(f"{where} must be given: {field.metadata.get('meaning', '')}")
+    kinds = {kind, *(typing.get_args(kind) if typing.get_origin(kind) not in (list, dict) else ())}
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if int in kinds and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    wrong = (
+        (int in kinds and isinstance(value, float))
+        or (number and {int, float} & kinds and not -(2**63) <= value < 2**63 and abs(value) != math.inf)
+        or (number and bool in kinds)
+        or (typing.get_origin(kind) is dict and not isinstance(value, dict))
+        or (typing.get_origin(kind) is list and not (isinstance(value, list) and all(isinstance(v, _SCALARS) for v in value)))
+    )
+    if wrong:
+        raise ConfigError(f"{where}={shown(value)}: expected {_wanted(field)}")
+    return value
 
 
 def _check_ranges(cls: type[Any], values: dict[Any, Any], key: str) -> None:
@@ -63,11 +74,10 @@ def _check_ranges(cls: type[Any], values: dict[Any, Any], key: str) -> None:
         nested = _hints(cls)[field.name]
         if dataclasses.is_dataclass(nested) and isinstance(value, dict):
             _check_ranges(nested, value, where)  # type: ignore[arg-type]
-        if value == "???" or (isinstance(value, list) and "???" in value):
-            raise ConfigError(f"{where} must be given: {meta['meaning']}")
         if isinstance(value, str) and meta.get("choices") and value not in meta["choices"]:
+            choices = meta["choices"]
             raise ConfigError(
-                f"{where}={value!r}: expected {', '.join(meta['choices'])}{_hint(field, value)}.{nearest(value, meta['choices'])}"
+                f"{where}={value!r}: expected {', '.join(choices)}{_hint(field, value)}.{nearest(value, choices)}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             low, high, above = (meta.get(k) for k in ("low", "high", "above"))
@@ -89,7 +99,13 @@ def _hint(field: dataclasses.Field[Any] | None, value: Any) -> str:
 
 def takes(field: dataclasses.Field[Any]) -> str:
     """What may be written for a field: `a number at least 0`, `group, batch, none`, `text or null`."""
-    kinds = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text", "list[str]": "a list of texts"}
+    kinds = {
+        "float": "a number",
+        "int": "a whole number",
+        "bool": "true or false",
+        "str": "text",
+        "list[str]": "a list of texts",
+    }
     kind, _, optional = str(field.type).partition(" | ")
     meta = field.metadata
     low, above, high = (meta.get(name) for name in ("low", "above", "high"))

@@ -19,7 +19,7 @@ class _Interrupt(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Within, SIGINT and SIGTERM set `signum`, which the loop asks for between two steps; a second one exits with 128 + its number.
+    """Within, SIGINT and SIGTERM set `signum`, which the loop asks for between two steps; a second one exits with 128 + number.
 
     Outside the main thread Python allows no handlers, and nothing is changed.
     """
@@ -43,25 +43,25 @@ class StopSignals:
         return self.signum
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def at_once(self, when: str = "before the first step") -> Iterator[None]:
         """Within, a signal does not wait: for work that may be dropped in the middle, such as loading and evaluation.
 
         Raises:
             Stopped: a signal came, or had come before.
         """
         if self.signum is not None:
-            raise self._stopped(self.signum)
+            raise self._stopped(self.signum, when)
         self._interrupts = True
         try:
             yield
         except _Interrupt:
             assert self.signum is not None
-            raise self._stopped(self.signum) from None
+            raise self._stopped(self.signum, when) from None
         finally:
             self._interrupts = False
 
-    def _stopped(self, signum: int) -> Stopped:
-        return Stopped(signum, f"stopped by {signal.Signals(signum).name} before the first step; there is nothing to keep")
+    def _stopped(self, signum: int, when: str) -> Stopped:
+        return Stopped(signum, f"stopped by {signal.Signals(signum).name} {when}; there is nothing to keep")
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:

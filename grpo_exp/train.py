@@ -37,8 +37,8 @@ class OptimOptions:
     """AdamW (arXiv 1711.05101) and the learning rate over the run; the peak rate is the root option lr."""
 
     weight_decay: float = option("decoupled weight decay", low=0)
-    beta1: float = option("decay of the mean of gradients", low=0, high=1)
-    beta2: float = option("decay of the mean of squared gradients", low=0, high=1)
+    beta1: float = option("decay of the mean of gradients", low=0, high=0.999999)  # AdamW refuses 1
+    beta2: float = option("decay of the mean of squared gradients", low=0, high=0.999999)
     eps: float = option("added to the root of the latter", above=0)
     clip_grad: float = option("the gradient's norm is clipped at this; 0 for no clipping", low=0)
     warmup_steps: int = option("the rate rises linearly over this many steps", low=0)

@@ -51,7 +51,10 @@ def test_definition_by_the_standard_library(case: tuple[Tensor, Tensor], std: An
 def test_adding_a_constant_changes_nothing(case: tuple[Tensor, Tensor], std: Any, shift: float) -> None:
     reward, group = case
     torch.testing.assert_close(
-        group_advantages(reward + shift, group, std, 1, 1e-4), group_advantages(reward, group, std, 1, 1e-4), rtol=1e-6, atol=1e-7
+        group_advantages(reward + shift, group, std, 1, 1e-4),
+        group_advantages(reward, group, std, 1, 1e-4),
+        rtol=1e-6,
+        atol=1e-7,
     )
 
 
@@ -69,10 +72,15 @@ def test_adding_a_constant_to_each_group_changes_nothing(case: tuple[Tensor, Ten
 
 @few
 @given(rewards(), st.sampled_from(["group", "batch"]), st.floats(0.1, 100))
-def test_scaling_changes_nothing_where_a_standard_deviation_divides(case: tuple[Tensor, Tensor], std: Any, factor: float) -> None:
+def test_scaling_changes_nothing_where_a_standard_deviation_divides(
+    case: tuple[Tensor, Tensor], std: Any, factor: float
+) -> None:
     reward, group = case
     torch.testing.assert_close(
-        group_advantages(reward * factor, group, std, 1, 0.0), group_advantages(reward, group, std, 1, 0.0), rtol=1e-6, atol=1e-7
+        group_advantages(reward * factor, group, std, 1, 0.0),
+        group_advantages(reward, group, std, 1, 0.0),
+        rtol=1e-6,
+        atol=1e-7,
     )
 
 
@@ -101,7 +109,9 @@ def test_the_order_of_rows_does_not_matter(case: tuple[Tensor, Tensor], std: Any
 @given(rewards(), scales)
 def test_advantages_of_a_group_sum_to_zero(case: tuple[Tensor, Tensor], std: Any) -> None:
     reward, group = case
-    total = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, group_advantages(reward, group, std, 1, 1e-4))
+    total = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(
+        0, group, group_advantages(reward, group, std, 1, 1e-4)
+    )
     assert total.abs().max().item() < 1e-6
 
 

@@ -188,7 +188,13 @@ def test_constants_above_are_those_of_the_reference_file() -> None:
         pytest.skip(f"{REFERENCE.name} is not beside the repository")
     known = json.loads(REFERENCE.read_text(encoding="utf-8"))
     inputs = known["inputs"]
-    assert [inputs[k] for k in ("logp", "old_logp", "ref_logp", "lengths", "advantages")] == [LOGP, OLD_LOGP, REF_LOGP, LENGTHS, ADVANTAGES]
+    assert [inputs[k] for k in ("logp", "old_logp", "ref_logp", "lengths", "advantages")] == [
+        LOGP,
+        OLD_LOGP,
+        REF_LOGP,
+        LENGTHS,
+        ADVANTAGES,
+    ]
     assert (inputs["eps_low"], inputs["eps_high"], inputs["max_length"]) == (0.2, 0.28, 4)
     names = {
         "sequence_mean": "per_sequence_mean (grpo)",
@@ -229,7 +235,8 @@ def test_credit_matches_the_reference() -> None:
 def test_kl_in_the_reward_is_taken_off_before_the_group_mean() -> None:
     """R - beta * sum of k1 over the row's tokens; the loss then has no KL term."""
     algorithm = grpo(std="none", beta=0.5, kl=KL("reward", "k1", "estimator"))
-    credited = algorithm.credit(batch(advantages=None), rewards([1.0, 0.0, 0.5, 0.0]))
+    dirty = double(OLD_LOGP).masked_fill(~mask(), 7.0)
+    credited = algorithm.credit(batch(advantages=None, old_logp=dirty), rewards([1.0, 0.0, 0.5, 0.0]))
     # old - ref, summed over the rows' tokens: -0.1+0.1+0.2+0.2, 0.1+0.2-0.3, 0.1+0.2, 0.1-0.3+0.3+0.3
     shaped = [1.0 - 0.5 * 0.4, 0.0, 0.5 - 0.5 * 0.3, -0.5 * 0.4]
     first, second = (shaped[0] - shaped[1]) / 2, (shaped[2] - shaped[3]) / 2
@@ -270,7 +277,9 @@ def test_micro_batches_give_the_numbers_of_one(aggregation: str, size: int) -> N
 
 def test_whatever_stands_in_the_padding_changes_nothing() -> None:
     outside = ~mask()
-    dirty = {name: double(rows).masked_fill(outside, float("nan")) for name, rows in (("old_logp", OLD_LOGP), ("ref_logp", REF_LOGP))}
+    dirty = {
+        name: double(rows).masked_fill(outside, float("nan")) for name, rows in (("old_logp", OLD_LOGP), ("ref_logp", REF_LOGP))
+    }
     algorithm = grpo(beta=0.05)
     clean_total, clean_gradient, _ = evaluate(algorithm, batch())
     total, gradient, loss = evaluate(algorithm, batch(**dirty))
@@ -282,13 +291,15 @@ def test_whatever_stands_in_the_padding_changes_nothing() -> None:
 def test_rows_left_out_of_the_loss_have_no_gradient_and_no_nan() -> None:
     """All rows truncated: the loss is 0, not 0 / 0."""
     for aggregation in ("sequence_mean", "token_mean", "constant_length"):
-        total, gradient, _ = evaluate(grpo(aggregation=aggregation, beta=0.05), batch(loss_mask=torch.zeros(4, 4, dtype=torch.bool)))
+        total, gradient, _ = evaluate(
+            grpo(aggregation=aggregation, beta=0.05), batch(loss_mask=torch.zeros(4, 4, dtype=torch.bool))
+        )
         assert total == 0
         assert not gradient.any()
 
 
 def test_a_group_of_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="G=1.*G=2"):
+    with pytest.raises(ConfigError, match=r"G=1.*G=2"):
         grpo(G=1)
 
 

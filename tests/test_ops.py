@@ -163,7 +163,9 @@ def test_token_logp_does_not_overflow() -> None:
 
 def test_entropy() -> None:
     assert ops.entropy(torch.zeros(1, 8)).item() == pytest.approx(torch.log(torch.tensor(8.0)).item(), abs=1e-6)
-    assert ops.entropy(double(P).log()[None]).item() == pytest.approx(-sum(p * torch.log(double(p)).item() for p in P), abs=1e-12)
+    assert ops.entropy(double(P).log()[None]).item() == pytest.approx(
+        -sum(p * torch.log(double(p)).item() for p in P), abs=1e-12
+    )
     assert ops.entropy(torch.tensor([[1000.0, 0.0]])).item() == 0
 
 

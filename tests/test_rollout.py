@@ -38,7 +38,9 @@ def sampled(
 
 def as_batch(rollout: Rollout) -> TokenBatch:
     asked = rollout.prompts
-    return TokenBatch(asked.tokens, asked.mask, rollout.group, rollout.tokens, rollout.mask, rollout.mask, support=rollout.support)
+    return TokenBatch(
+        asked.tokens, asked.mask, rollout.group, rollout.tokens, rollout.mask, rollout.mask, support=rollout.support
+    )
 
 
 def ending(architecture: str = "qwen") -> Policy:
@@ -53,7 +55,7 @@ def ending(architecture: str = "qwen") -> Policy:
 def test_log_probs_while_sampling_are_those_of_the_training_forward(architecture: str, sampler: dict[str, Any]) -> None:
     model = ending(architecture)
     rollout = sampled(model, temperature=1.3, **sampler)
-    assert 1 < len(set(rollout.mask.sum(-1).tolist()))  # rows left at different times
+    assert len(set(rollout.mask.sum(-1).tolist())) > 1  # rows left at different times
     again = model.logp(as_batch(rollout), 1.3).logp
     torch.testing.assert_close(rollout.behaviour_logp, again, rtol=0, atol=1e-4)
     assert (rollout.behaviour_logp[rollout.mask] < 0).any()
@@ -144,7 +146,8 @@ def chi_square(tokens: torch.Tensor, probability: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "sampler"), [(1.0, {}), (2.0, {}), (1.0, {"top_k": 6}), (1.5, {"top_p": 0.6}), (1.5, {"top_k": 12, "top_p": 0.7})]
+    ("temperature", "sampler"),
+    [(1.0, {}), (2.0, {}), (1.0, {"top_k": 6}), (1.5, {"top_p": 0.6}), (1.5, {"top_k": 12, "top_p": 0.7})],
 )
 def test_frequencies_follow_the_distribution(temperature: float, sampler: dict[str, Any]) -> None:
     """The first token of many samples, against probabilities that transformers' own warpers make."""
@@ -246,34 +249,45 @@ def test_special_tokens_are_not_in_the_text() -> None:
 
 
 def test_stop_strings_end_a_row_and_are_left_out_of_the_text() -> None:
+    """The same samples as without them, cut at the first token that completes one, before the earliest it completes."""
     model = policy()
     free = sampled(model, samples=10, tokens=16)
-    text = free.texts[4]
-    stop = [text[7:9], text[2]]  # two characters that are two tokens, and one
+    words = free.texts[4]
+    last = max(k for k in range(1, len(words)) if words.find(words[k]) == k)
+    stop = [words[last], words[last - 1 : last + 1]]  # one token completes both
     rollout = sampled(model, samples=10, tokens=16, stop=stop)
     hits = 0
-    for i, text in enumerate(free.texts):
-        cuts = sorted((text.find(s), text.find(s) + len(s)) for s in stop if s in text)
-        ids = rollout.tokens[i][rollout.mask[i]]
-        if not cuts:
-            assert rollout.texts[i] == text and rollout.finished[i] == free.finished[i]
-            assert torch.equal(ids, free.tokens[i][free.mask[i]])
-            continue
-        hits += 1
-        assert rollout.finished[i]
-        assert not any(s in rollout.texts[i] for s in stop)
-        assert rollout.texts[i] == text[: len(rollout.texts[i])]
-        assert torch.equal(ids, free.tokens[i][: len(ids)])  # the same sample, cut
-        said, before = model.decode([ids.tolist(), ids[:-1].tolist()])
-        assert any(s in said for s in stop) and not any(s in before for s in stop)  # the mask ends with the stop string
-        torch.testing.assert_close(rollout.behaviour_logp[i, : len(ids)], free.behaviour_logp[i, : len(ids)], rtol=0, atol=1e-5)
+    for i in range(30):
+        every, ids = free.tokens[i][free.mask[i]], rollout.tokens[i][rollout.mask[i]]
+        said = model.decode([every[:n].tolist() for n in range(1, len(every) + 1)])
+        length, text = next(((n, t) for n, t in enumerate(said, 1) if any(s in t for s in stop)), (len(every), said[-1]))
+        places = [text.find(s) for s in stop if s in text]
+        hits += bool(places)
+        assert torch.equal(ids, every[:length])  # the mask holds the stop string
+        assert rollout.texts[i] == (text[: min(places)] if places else text)
+        assert rollout.finished[i] == (bool(places) or free.finished[i])
+        torch.testing.assert_close(rollout.behaviour_logp[i, :length], free.behaviour_logp[i, :length], rtol=0, atol=1e-5)
     assert 0 < hits < 30
+    assert rollout.texts[4] == words[: last - 1]
+
+
+def test_the_smallest_random_number_draws_the_first_token_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from grpo_exp.rollout import torch as module
+
+    model = policy()
+    monkeypatch.setattr(module, "uniforms", lambda sampling, n: torch.zeros(n * sampling.samples, sampling.max_new_tokens))
+    rollout = sampled(model, top_k=3, tokens=4)
+    assert rollout.support is not None
+    first = unpack(rollout.support, VOCABULARY).int().argmax(-1)
+    assert torch.equal(rollout.tokens[rollout.mask], first[rollout.mask])
 
 
 def test_dropout_is_off_while_sampling_and_the_model_is_left_as_it_was() -> None:
     model = policy("lora", lora_dropout=0.5)
     one = sampled(model)
     torch.manual_seed(123)
+    assert torch.equal(sampled(model).tokens, one.tokens)
+    model.logp(as_batch(one), 1.0, train=True)  # turns dropout on, and off again
     assert torch.equal(sampled(model).tokens, one.tokens)
     assert not any(p.grad is not None for p in model.model.parameters())
     move(model, 0.5)

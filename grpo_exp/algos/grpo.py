@@ -127,6 +127,7 @@ class GRPO(Algorithm):
             gradient = "" if self.kl.gradient == "estimator" else ", gradient of k2"
             terms += f" + {self.beta:g} {self.kl.estimator}(pi, ref{gradient})"
         if self.needs_reference and self.kl.place == "reward":
-            advantage = advantage.replace("R", "R'") + f";  R' = R - {self.beta:g} sum over tokens of {self.kl.estimator}(pi, ref)"
+            kl = f"{self.kl.estimator}(pi, ref)"
+            advantage = advantage.replace("R", "R'") + f";  R' = R - {self.beta:g} sum over tokens of {kl}"
         rows = ", truncated rows left out" if self.mask_truncated else ""
         return f"{mean} of [{terms}];  r = pi / pi_old;  A = {advantage}{rows}"

@@ -34,7 +34,7 @@ class FileTracker(Tracker):
         self._notes: list[Row] = []
 
     def start(self, card: Row, config: Row) -> None:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
 
         if card.get("resumed_from") is None:
             _move_aside(self.folder)

@@ -204,7 +204,7 @@ def push(folder: Path, options: TrackOptions, warn: Warn) -> Row:
         DataError: metrics.jsonl is missing or broken.
         ConfigError: track.wandb=online without a login.
     """
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     rows = list(read_jsonl(folder / "metrics.jsonl"))
     card = {**json.loads((folder / "run.json").read_text(encoding="utf-8")), "resumed_from": None}

@@ -1,4 +1,4 @@
-"""The verbs of the command line: one file each, with `main(words) -> exit code`. The first line of its docstring is its help."""
+"""The verbs of the command line: one file each, with `main(words) -> exit code`; its docstring begins with a line of help."""
 
 from __future__ import annotations
 

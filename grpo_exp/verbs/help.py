@@ -70,10 +70,10 @@ def _more() -> list[str]:
         "options within a group have its name before them: algo.clip_low=0.1 eval.samples=8 reward.parts.format.weight=0",
         "  python -m grpo_exp help algo        the options of a group, with values and meaning",
         "  python -m grpo_exp --cfg job ...    print the configuration instead of running it",
-        "  --config-dir DIR                    your own options beside the built-in ones: DIR/reward/mine.yaml, DIR/sweeps/mine.yaml",
+        "  --config-dir DIR                    your own options as well: DIR/reward/mine.yaml, DIR/sweeps/mine.yaml",
         "  text with blanks or special characters is quoted twice: 'data.prompt=\"{Body} {Question}\"'",
         "",
-        "output goes to outputs/runs/DATE_TIME_NAME, to outputs/sweeps/NAME/NUMBER and to outputs/evaluations; hydra.run.dir= and",
+        "output goes to outputs/runs/DATE_TIME_NAME, outputs/sweeps/NAME/NUMBER and outputs/evaluations; hydra.run.dir= and",
         "hydra.sweep.dir= choose another folder. Exit codes: 0 done, 2 wrong input, 3 failed, 130 and 143 stopped by a signal.",
     ]
 
@@ -83,7 +83,10 @@ def _verbs() -> dict[str, str]:
     from grpo_exp.verbs import VERBS
 
     files = {name: Path(__file__).with_name(f"{name.replace('-', '_')}.py") for name in VERBS}
-    return {name: (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0] for name, file in files.items()}
+    return {
+        name: (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
+        for name, file in files.items()
+    }
 
 
 def _conf() -> Path:
@@ -115,7 +118,9 @@ def about(word: str) -> str:
         return "\n".join(_section(group, compose([])))
     listing = _listing(group)
     if group == "sweeps":
-        return "\n".join(listing if not name else [f"{line}" for line in _file(group, name).read_text(encoding="utf-8").splitlines()])
+        return "\n".join(
+            listing if not name else [f"{line}" for line in _file(group, name).read_text(encoding="utf-8").splitlines()]
+        )
     head = [] if name else [*listing, ""]
     if group == "reward/part":
         composed = compose([f"+reward/part@reward.parts.PART={name or 'math'}"])
@@ -149,7 +154,9 @@ def _file(group: str, name: str) -> Path:
     from grpo_exp.command_line import group_folders, options
 
     if name not in options(group):
-        raise InputError(f"help {group}={name}: no such option. Valid: {', '.join(options(group))}.{nearest(name, options(group))}")
+        raise InputError(
+            f"help {group}={name}: no such option. Valid: {', '.join(options(group))}.{nearest(name, options(group))}"
+        )
     return next(file for folder in group_folders()[group] if (file := folder / f"{name}.yaml").is_file())
 
 
@@ -190,7 +197,9 @@ def _fields(cls: type[Any], values: dict[str, Any], key: str) -> list[str]:
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
             lines += _fields(kind, value, f"{key}.{field.name}")  # type: ignore[arg-type]
         else:
-            lines += _table([(f"{key}.{field.name}={_written(value)}", f"{field.metadata['meaning']} [{takes(field)}]")], "  ", 44)
+            lines += _table(
+                [(f"{key}.{field.name}={_written(value)}", f"{field.metadata['meaning']} [{takes(field)}]")], "  ", 44
+            )
     return lines
 
 

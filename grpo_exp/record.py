@@ -1,0 +1,77 @@
+"""The end of a run, whatever it is: run.json says how it ended, and an error that was not foreseen becomes one message."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_exp.errors import GrpoError, InputError, RunError, Stopped
+from grpo_exp.track.files import FileTracker
+
+if TYPE_CHECKING:
+    from grpo_exp.config import Config
+    from grpo_exp.track import Tracker
+    from grpo_exp.train import Result
+
+
+class Record:
+    """Keeps run.json true however the run ends, and turns what was not foreseen into a RunError."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.folder, self.config = folder, config
+        self.card: dict[str, Any] = {"name": config.root.name, "status": "running", "objective": None, "folder": str(folder)}
+        self.tracker: Tracker | None = None
+        self.started = time.perf_counter()
+
+    def open(self, tracker: Tracker, card: dict[str, Any], plain: dict[str, Any]) -> None:
+        """The run begins."""
+        self.tracker, self.card = tracker, card
+        tracker.start(card, plain)
+
+    def close(self, result: Result) -> None:
+        """The run is done."""
+        from grpo_exp.card import closing
+
+        ending = closing(result.before, result.after)
+        self.card |= {"status": "finished", "objective": result.objective, "tokens": result.tokens, **ending}
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Write the end.
+
+        Raises:
+            RunError: in place of any error but InputError, Stopped and KeyboardInterrupt.
+        """
+        if error is not None:
+            message = str(error) if isinstance(error, GrpoError) else f"{type(error).__name__}: {error}"
+            self.card |= {"status": "stopped" if isinstance(error, Stopped) else "failed", "error": message}
+        self.card["wall_seconds"] = round(time.perf_counter() - self.started, 2)
+        if not isinstance(error, Exception) or isinstance(error, (InputError, Stopped)):
+            if self.tracker is not None:
+                self.tracker.finish(self.card)
+            return
+        where = self.folder / "error.txt"
+        with contextlib.suppress(OSError):  # on a full disk the message below is all there is
+            where.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        (self.tracker or FileTracker(self.folder)).finish(self.card)
+        raise RunError(f"{self._reason(error)}. The traceback is in {where}") from error
+
+    def _reason(self, error: Exception) -> str:
+        """What went wrong, in a line, and what to do about it where that is known."""
+        root, text = self.config.root, str(error).strip()
+        if isinstance(error, GrpoError):
+            return text.rstrip(".")
+        if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+            rows = self.card.get("batch", {})
+            return (
+                f"out of memory with prompts_per_step={root.prompts_per_step} G={root.G} max_new_tokens={root.max_new_tokens}, "
+                f"{rows.get('rollout_rows')} rows sampled and {rows.get('update_rows')} updated at a time. Lower "
+                "hardware.rollout_rows or hardware.update_rows, which leave the result as it is, or max_new_tokens, or use "
+                "model.gradient_checkpointing=true"
+            )
+        return f"the run failed: {type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

@@ -1,0 +1,206 @@
+"""What a word on the command line names as the thing to evaluate, and the configuration that belongs to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from grpo_exp.command_line import Request, group_folders, options, parse, read
+from grpo_exp.compose import compose
+from grpo_exp.errors import ConfigError, DataError, InputError, nearest
+
+SECTIONS = ("data", "reward", "rollout", "hardware", "eval", "model")
+"""What may be changed for an evaluation; all else, such as beta, belongs to training."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated.
+
+    Attributes:
+        name: for the folder and the table.
+        saved: the configuration of the run it comes from; None for a model from elsewhere.
+        words: overrides that choose the model, where there is no run or its weights are not taken from a checkpoint.
+        checkpoint: the checkpoint whose weights are put into the model; None for the model as it is loaded.
+    """
+
+    name: str
+    saved: dict[str, Any] | None
+    words: list[str] = field(default_factory=list)
+    checkpoint: Path | None = None
+
+
+def find(word: str) -> Subject:
+    """The subject that a word names: a run, RUN@STEP, RUN@best, a checkpoint, an export, a model's folder, id or name.
+
+    Raises:
+        InputError: there is nothing of that name, or it is none of these.
+    """
+    path, step = Path(word).expanduser(), ""
+    if not path.exists() and "@" in word:
+        path, step = Path(word.rpartition("@")[0]).expanduser(), word.rpartition("@")[2]
+    if not path.is_dir():
+        return _elsewhere(word)
+    path = path.resolve()
+    if (path / "run.json").is_file():
+        return _of_run(path, step)
+    if step:
+        raise InputError(f"{word}: {path} is no run's folder, and only a run has several checkpoints")
+    if (path / "manifest.json").is_file() and (path.parent.parent / "run.json").is_file():
+        run = path.parent.parent
+        return Subject(f"{_name(run)}_{path.name}", _saved(run), checkpoint=path)
+    if (path / "adapter_config.json").is_file():
+        return _adapter(path)
+    if (path / "config.json").is_file():
+        return _whole_model(path)
+    if (path / "multirun.yaml").is_file():
+        raise InputError(f"{word} is a sweep; name one of its runs, such as {word.rstrip('/')}/0")
+    raise InputError(
+        f"{word}: neither a run (no run.json), nor a checkpoint of one (no manifest.json), nor a model (no config.json), "
+        "nor an adapter (no adapter_config.json)"
+    )
+
+
+def configuration(subject: Subject, words: list[str]) -> DictConfig:
+    """The subject's configuration with the overrides of an evaluation.
+
+    Raises:
+        ConfigError: an override does not compose, or has no meaning in an evaluation.
+    """
+    request = read(words)
+    if request.sweep or not request.trains:
+        raise ConfigError(f"evaluate {' '.join(request.flags)}: of Hydra's flags, only --config-dir has a meaning here")
+    for word in request.overrides:
+        key = (parse(word).key_or_group or "").partition("@")[0]
+        if key.partition(".")[0] not in SECTIONS:
+            raise ConfigError(f"{word}: evaluate takes options of {', '.join(SECTIONS)} alone.{nearest(key, SECTIONS)}")
+    if subject.saved is None:
+        composed = compose(request.with_words([*subject.words, *request.overrides]))
+    else:
+        composed = _changed(OmegaConf.create(subject.saved), request.with_words(subject.words))
+        composed = _changed(composed, request)
+    composed.objective.metric = "eval/pass@1"  # a run's own may ask for what this evaluation does not measure
+    return composed
+
+
+def _changed(composed: DictConfig, request: Request) -> DictConfig:
+    """A saved configuration with groups replaced by freshly composed ones, then with single values changed."""
+    groups = [w for w in request.overrides if parse(w).key_or_group in group_folders(request.config_dir)]
+    if groups:
+        fresh = compose(request.with_words(groups))
+        for word in groups:
+            name = str(parse(word).key_or_group)
+            composed[name] = OmegaConf.to_container(
+                fresh[name], resolve=False
+            )  # what it refers to is looked up in the saved one
+    OmegaConf.set_struct(composed, True)
+    for word in request.overrides:
+        if word in groups:
+            continue
+        parsed = parse(word)
+        key = str(parsed.key_or_group)
+        if parsed.is_add() or parsed.is_delete() or parsed.is_sweep_override():
+            raise ConfigError(f"{word}: expected KEY=VALUE")
+        try:
+            OmegaConf.update(composed, key, parsed.value(), merge=True)
+        except OmegaConfBaseException as error:
+            section = OmegaConf.to_container(composed[key.partition(".")[0]], resolve=False)
+            valid = [f"{key.partition('.')[0]}.{name}" for name in (section if isinstance(section, dict) else {})]
+            raise ConfigError(f"{key}: no such option. Valid: {', '.join(map(str, valid))}.{nearest(key, valid)}") from error
+    return composed
+
+
+# ---- runs
+
+
+def _of_run(run: Path, step: str) -> Subject:
+    saved = _saved(run)
+    complete = sorted(p.parent for p in (run / "checkpoints").glob("step-*/manifest.json"))
+    found = {int(p.name.removeprefix("step-")): p for p in complete}
+    if not found:
+        if step or not (run / "export").is_dir():
+            raise InputError(f"{run} has no checkpoints; the run has to take a step first")
+        return find(str(run / "export"))
+    if step == "best":
+        chosen = _best(complete, saved)
+    elif step:
+        if not step.isdigit() or int(step) not in found:
+            there = ", ".join(str(number) for number in found)
+            raise InputError(
+                f"{run}@{step}: no checkpoint of that step; there are those of {there}, and @best is the best of them"
+            )
+        chosen = found[int(step)]
+    else:
+        chosen = complete[-1]
+    return Subject(f"{_name(run)}_{chosen.name}", saved, checkpoint=chosen)
+
+
+def _name(run: Path) -> str:
+    """The run's folder, with the sweep's where it is called by a number."""
+    return f"{run.parent.name}_{run.name}" if run.name.isdigit() else run.name
+
+
+def _best(checkpoints: list[Path], saved: dict[str, Any]) -> Path:
+    """The checkpoint with the best objective; the newest of equal ones."""
+    sign = -1.0 if saved.get("objective", {}).get("direction") == "minimize" else 1.0
+    rated = [(json.loads((p / "manifest.json").read_text(encoding="utf-8")).get("objective"), p) for p in checkpoints]
+    valued = [(sign * value, p.name, p) for value, p in rated if value is not None]
+    if not valued:
+        raise InputError("no checkpoint of this run was evaluated, so none is the best; name a step")
+    return max(valued)[2]
+
+
+def _saved(run: Path) -> dict[str, Any]:
+    """The run's config.yaml."""
+    file = run / "config.yaml"
+    try:
+        saved = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DataError(f"{file}: cannot be read ({error})") from error
+    if not isinstance(saved, dict):
+        raise DataError(f"{file}: expected the run's options, found {type(saved).__name__}")
+    return {str(k): v for k, v in saved.items()}
+
+
+# ---- models
+
+
+def _whole_model(path: Path) -> Subject:
+    words = ["model.source=hub", f"model.path={_quoted(path)}", "model.adapter=none", "model.start_adapter=null"]
+    if (path.parent / "run.json").is_file():  # an export: asked what its run was asked
+        return Subject(f"{_name(path.parent)}_{path.name}", _saved(path.parent), words)
+    return Subject(path.name, None, ["model=hf", *words])
+
+
+def _adapter(path: Path) -> Subject:
+    start = f"model.start_adapter={_quoted(path)}"
+    if (path.parent / "run.json").is_file():
+        return Subject(f"{_name(path.parent)}_{path.name}", _saved(path.parent), [start])
+    base = json.loads((path / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not base:
+        raise InputError(f"{path}: its adapter_config.json names no base model; add model.path=FOLDER_OR_ID")
+    return Subject(path.name, None, ["model=hf", f"model.path={_quoted(base)}", start])
+
+
+def _elsewhere(word: str) -> Subject:
+    """An option of the group `model`, or a hub id."""
+    if word in options("model"):
+        return Subject(word, None, [f"model={word}"])
+    if word.count("/") == 1 and not word.startswith((".", "/", "~", "outputs")) and all(word.split("/")):
+        return Subject(word.rpartition("/")[2], None, ["model=hf", f"model.path={_quoted(word)}", "model.adapter=none"])
+    raise InputError(
+        f"{word}: no such folder, and no option of model ({', '.join(options('model'))}). Expected a run, RUN@STEP, a "
+        f"checkpoint, an export, a model's folder or a hub id.{nearest(word, options('model'))}"
+    )
+
+
+def _quoted(value: object) -> str:
+    """A text as an override's value, whatever characters are in it."""
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"

@@ -1,0 +1,144 @@
+"""score a run, a checkpoint or a model on held-out items: evaluate RUN [data=... eval.samples=8]
+
+    python -m grpo_exp evaluate RUN                 the newest checkpoint of a run, on what the run itself was evaluated on
+    python -m grpo_exp evaluate RUN@50              its checkpoint of step 50; RUN@best: the best one by the run's objective
+    python -m grpo_exp evaluate RUN/export          what the run exported; a folder of any model or peft adapter works as well
+    python -m grpo_exp evaluate tiny                an option of the group `model`, or a hub id: Qwen/Qwen2.5-0.5B-Instruct
+    python -m grpo_exp evaluate RUN eval=greedy data=file data.path=my.jsonl    other items, another way of asking
+
+Options of data, reward, rollout, hardware, eval and model may be changed; all others are the run's. A table goes to the screen;
+evaluation.json, eval.jsonl and config.yaml go to outputs/evaluations/TIME_NAME, or to what hydra.run.dir= says.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_exp.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from grpo_exp.config import Config
+    from grpo_exp.evaluate import Evaluation
+    from grpo_exp.subject import Subject
+
+USAGE = "usage: python -m grpo_exp evaluate RUN_OR_MODEL [KEY=VALUE ...]; python -m grpo_exp help evaluate says more"
+FOLDER = "hydra.run.dir="
+
+
+def main(words: list[str]) -> int:
+    """Evaluate and write the result.
+
+    Raises:
+        InputError: nothing of that name, or a wrong option.
+        RunError: the result cannot be written.
+    """
+    from grpo_exp import config as configuration
+    from grpo_exp.subject import configuration as configure
+    from grpo_exp.subject import find
+
+    if not words or "=" in words[0] or words[0].startswith("-"):
+        raise InputError(USAGE)
+    subject = find(words[0])
+    composed = configure(subject, [word for word in words[1:] if not word.startswith(FOLDER)])
+    config = configuration.build(composed)
+    named = next((word.removeprefix(FOLDER) for word in words if word.startswith(FOLDER)), None)
+    folder = Path(named) if named else _folder(subject.name)
+    began = time.perf_counter()
+    evaluation, about = _evaluate(config, subject)
+    about |= {"subject": words[0], "overrides": words[1:], "seconds": round(time.perf_counter() - began, 2)}
+    secrets = configuration.secret_values(composed)
+    _write(folder, evaluation, about, configuration.resolved(composed), secrets)
+    print("\n".join([_title(about), *_table(evaluation, config.eval.samples), f"written to {folder}"]))
+    return 0
+
+
+def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, Any]]:
+    """Load what is to be evaluated and ask it the held-out items."""
+    from grpo_exp import checkpoint
+    from grpo_exp.card import versions
+    from grpo_exp.evaluate import Evaluator
+    from grpo_exp.hardware import describe, prepare
+    from grpo_exp.policy import Policy
+    from grpo_exp.run import check_reward, rows_at_once
+    from grpo_exp.stop import StopSignals
+
+    with StopSignals() as stop, stop.at_once("before the evaluation was done"):
+        data = config.data.load()
+        if not data.heldout:
+            raise DataError(f"data={config.data.name}: it has no held-out items; data.split= sets some aside")
+        check_reward(config, data.heldout[0])
+        machine = prepare(config.hardware, config.model.dtype)
+        policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
+        step = 0
+        if subject.checkpoint is not None:
+            state = checkpoint.load(subject.checkpoint)
+            policy.load_state(state.weights)
+            step = int(state.progress["step"])
+        rows = rows_at_once(config, policy, machine, data.heldout)["eval_rows"]
+        evaluation = Evaluator(policy, config.rollout, config.reward, data.heldout, config.eval, rows)(step)
+    about = {
+        "name": subject.name,
+        "step": step if subject.checkpoint is not None else None,
+        "checkpoint": None if subject.checkpoint is None else str(subject.checkpoint),
+        "model": config.model.name,
+        "data": {"name": config.data.name, "source": data.source, "sha256": data.sha256},
+        "reward": config.reward_name,
+        "items": len(next(iter(evaluation.items.values()))),
+        "samples": config.eval.samples,
+        "temperature": config.eval.temperature,
+        "tokens": evaluation.tokens,
+        "hardware": describe(machine),
+        "versions": versions(),
+    }
+    return evaluation, about
+
+
+def _folder(name: str) -> Path:
+    """A new folder below outputs/evaluations."""
+    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{re.sub(r'[^A-Za-z0-9_.+=@-]', '_', name)[:100]}"
+    folders = Path("outputs", "evaluations")
+    return next(f for n in range(1, 1000) if not (f := folders / (stem if n == 1 else f"{stem}_{n}")).exists())
+
+
+def _write(folder: Path, evaluation: Evaluation, about: dict[str, Any], plain: dict[str, Any], secrets: set[str]) -> None:
+    """evaluation.json, eval.jsonl and config.yaml, the files of an earlier evaluation replaced."""
+    import json
+
+    import yaml
+
+    from grpo_exp.track.files import json_line, make_folder, write_whole
+    from grpo_exp.track.files import plain as as_json
+    from grpo_exp.track.redact import redact
+
+    make_folder(folder)
+    metrics = {name: interval._asdict() for name, interval in evaluation.intervals().items()}
+    write_whole(folder / "config.yaml", yaml.safe_dump(redact(plain, secrets), sort_keys=False, allow_unicode=True))
+    write_whole(folder / "eval.jsonl", b"".join(json_line(row) for row in evaluation.rows).decode("ascii"))
+    text = json.dumps(as_json(redact({**about, "metrics": metrics}, secrets)), indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / "evaluation.json", text + "\n")
+
+
+def _title(about: dict[str, Any]) -> str:
+    how = "the likeliest token" if about["temperature"] == 0 else f"temperature {about['temperature']:g}"
+    samples = "one sample" if about["samples"] == 1 else f"{about['samples']} samples"
+    return f"{about['name']}: {about['items']} held-out items of {about['data']['name']}, {samples} each, {how}"
+
+
+def _table(evaluation: Evaluation, samples: int) -> list[str]:
+    """Each metric with its 95 % interval over items; pass@1 of each category below pass@1."""
+    from grpo_exp.track.wording import clean, columns, is_share, number
+
+    cells = [["", "value", "95 % interval"]]
+    intervals = evaluation.intervals()
+    order = sorted(intervals, key=lambda name: not name.startswith("eval/pass@1"))
+    for name in order:
+        value, low, high = intervals[name]
+        share = is_share(name)
+        label = clean(name).removeprefix("eval/").replace("@k", f"@{samples}")
+        label = f"  {clean(name).split('/', 2)[2]}" if name.count("/") > 1 else label
+        shown = [f"{100 * x:.1f}" if share else number(x) for x in (value, low, high)]
+        cells.append([label + (" %" if share else ""), shown[0], f"{shown[1]}–{shown[2]}"])
+    return columns(cells)
