@@ -74,8 +74,8 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
 
 def seeds(config: Config) -> dict[str, int]:
     """The seeds by purpose."""
-    data = {"data": value for name in ("seed", "split_seed") if (value := getattr(config.data, name, None)) is not None}
-    return {"run": config.root.seed, "evaluation": config.eval.seed, **data}
+    data = {name: value for name in ("seed", "split_seed") if (value := getattr(config.data, name, None)) is not None}
+    return {"run": config.root.seed, "evaluation": config.eval.seed, **{f"data.{name}": value for name, value in data.items()}}
 
 
 def closing(before: Evaluation | None, after: Evaluation | None) -> Card:

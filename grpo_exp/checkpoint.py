@@ -82,7 +82,9 @@ class Checkpoints:
             raise CheckpointError(
                 f"the checkpoint {target} cannot be written: {error}. Earlier ones are untouched; make room and run again"
             ) from error
-        if objective is not None and (self.best is None or (objective > self.best[1]) == self.maximize and objective != self.best[1]):
+        if objective is not None and (
+            self.best is None or ((objective > self.best[1]) == self.maximize and objective != self.best[1])
+        ):
             self.best = (step, objective)
         self._delete_old(step)
         return target
@@ -136,7 +138,9 @@ def write_export(folder: Path, write: Callable[[Path], None]) -> None:
         os.replace(temporary, folder)
     except _CANNOT_WRITE as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"{folder} cannot be written: {error}. The checkpoints are untouched; make room and run again") from error
+        raise CheckpointError(
+            f"{folder} cannot be written: {error}. The checkpoints are untouched; make room and run again"
+        ) from error
 
 
 def _seal(folder: Path, step: int, objective: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Held-out evaluation: pass@1, pass@k, maj@k, format, length, by category, each item kept so that runs can be compared in pairs."""
+"""Held-out evaluation: pass@1, pass@k, maj@k, format, length, by category; each item is kept, so that runs compare in pairs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class Evaluation:
 class Evaluator:
     """Asks the held-out items in the same way every time."""
 
-    def __init__(self, policy: Policy, engine: Engine, rewards: RewardSum, examples: list[Example], options: EvalOptions, rows: int) -> None:
+    def __init__(
+        self, policy: Policy, engine: Engine, rewards: RewardSum, examples: list[Example], options: EvalOptions, rows: int
+    ) -> None:
         self.policy, self.engine, self.rewards, self.options, self.rows = policy, engine, rewards, options, rows
         count = min(options.max_items or len(examples), len(examples))
         self.examples = [examples[i] for i in sorted(PromptOrder(examples, seed=0, memory=0).take(count))]
@@ -124,5 +126,6 @@ def _by_category(pass_at_1: Tensor, categories: list[str]) -> dict[str, Tensor]:
     if len(names) < 2:
         return {}
     return {
-        f"eval/pass@1/{name}": pass_at_1.masked_fill(torch.tensor([c != name for c in categories]), float("nan")) for name in names
+        f"eval/pass@1/{name}": pass_at_1.masked_fill(torch.tensor([c != name for c in categories]), float("nan"))
+        for name in names
     }

@@ -70,7 +70,9 @@ class Online:
         started = time.perf_counter()
         prompts = self.policy.prompts([self.examples[i] for i in self.order.take(self.count)])
         seed, stream, _ = self.sampling.key
-        sampling = Sampling(self.sampling.temperature, self.sampling.max_new_tokens, self.sampling.samples, (seed, stream, step))
+        sampling = Sampling(
+            self.sampling.temperature, self.sampling.max_new_tokens, self.sampling.samples, (seed, stream, step)
+        )
         rollout = self.engine.sample(self.policy, prompts, sampling, self.rows)
         sampled = time.perf_counter()
         rewards = self.rewards(rollout.completions())
@@ -105,7 +107,9 @@ class Online:
 class Offline:
     """Stored examples with worked targets."""
 
-    def __init__(self, policy: Policy, examples: list[Example], order: PromptOrder, rows_per_step: int, max_tokens: int) -> None:
+    def __init__(
+        self, policy: Policy, examples: list[Example], order: PromptOrder, rows_per_step: int, max_tokens: int
+    ) -> None:
         self.policy, self.examples, self.order, self.count = policy, examples, order, rows_per_step
         self.max_tokens = max_tokens
 
@@ -114,7 +118,9 @@ class Offline:
         prompts = self.policy.prompts(chosen)
         targets = [self.policy.encode_target(str(example.target))[: self.max_tokens] for example in chosen]
         width = max(map(len, targets))
-        tokens = torch.tensor([t + [self.policy.pad_id] * (width - len(t)) for t in targets], device=self.policy.device)  # [N, T]
+        tokens = torch.tensor(
+            [t + [self.policy.pad_id] * (width - len(t)) for t in targets], device=self.policy.device
+        )  # [N, T]
         length = torch.tensor([len(t) for t in targets], device=self.policy.device)
         mask = torch.arange(width, device=self.policy.device) < length[:, None]
         group = torch.arange(len(chosen), device=self.policy.device)

@@ -45,7 +45,9 @@ def prepare(options: HardwareOptions, dtype: str) -> Machine:
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("hardware.device=cuda: torch sees no GPU here. Use hardware.device=cpu, or install a CUDA build of torch")
+        raise ConfigError(
+            "hardware.device=cuda: torch sees no GPU here. Use hardware.device=cpu, or install a CUDA build of torch"
+        )
     name = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     device = torch.device(name)
     if options.threads:

@@ -41,9 +41,9 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_h
 def kl_penalty(logp: Tensor, ref_logp: Tensor, estimator: KLEstimator, gradient: KLGradient) -> Tensor:
     """KL term for the loss, for each token: `[N, T], [N, T] -> [N, T]`.
 
-    `gradient="estimator"` differentiates the estimator itself: k1 has a gradient of mean zero, k2 that of KL(pi || ref), k3 that
-    of KL(ref || pi). `"unbiased"` keeps the estimator's value and takes the gradient of KL(pi || ref), which on samples of the
-    policy is that of k2 (arXiv 2510.01555, section 3; arXiv 2512.21852).
+    `gradient="estimator"` differentiates the estimator itself: k1 has a gradient of mean zero, k2 that of KL(pi || ref), k3
+    that of KL(ref || pi). `"unbiased"` keeps the estimator's value and takes the gradient of KL(pi || ref), which on samples of
+    the policy is that of k2 (arXiv 2510.01555, section 3; arXiv 2512.21852).
     """
     value = kl_estimate(logp, ref_logp, estimator)
     if gradient == "estimator":

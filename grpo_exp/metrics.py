@@ -1,4 +1,4 @@
-"""The numbers of a training step, by their contract names. Pure functions of tensors; the glossary in docs/metrics.md says more."""
+"""The numbers of a training step, by their contract names. Pure functions of tensors; docs/metrics.md is the glossary."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reward_metrics(rewards: Rewards, group: Tensor) -> Metrics:
 
 
 def text_metrics(rollout: Rollout, rewards: Rewards) -> Metrics:
-    """Lengths in tokens, truncation, diversity within groups and repetition; lengths of right and wrong samples where there are any."""
+    """Lengths in tokens, truncation, diversity within groups and repetition; lengths of right and of wrong samples."""
     length = rollout.mask.sum(-1).float().cpu()  # [N]
     right = rewards.outcome > RIGHT_ABOVE
     group = rollout.group.tolist()
@@ -83,7 +83,7 @@ def text_metrics(rollout: Rollout, rewards: Rewards) -> Metrics:
 
 def drift_metrics(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Metrics:
     """How far the policy is from its reference, by all three estimators: `[N, T]` each."""
-    k1, k2, k3 = (ops.kl_estimate(logp, ref_logp, k)[mask] for k in ("k1", "k2", "k3"))  # type: ignore[arg-type]
+    k1, k2, k3 = (ops.kl_estimate(logp, ref_logp, k)[mask] for k in ("k1", "k2", "k3"))
     median, p95 = _quantiles(k3, (0.5, 0.95))
     return {
         "kl/mean": k3.mean().item(),

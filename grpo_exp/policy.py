@@ -23,7 +23,7 @@ HEAD_ELEMENTS = 2**24
 
 
 class LogProbs(NamedTuple):
-    """`[N, T]` each, float32, 0 outside the mask: log-probs of the batch's tokens and the entropy (no gradient) where each was chosen."""
+    """`[N, T]` each, float32, 0 outside the mask: log-probs of the batch's tokens, and the entropy (no gradient) there."""
 
     logp: Tensor
     entropy: Tensor
@@ -85,7 +85,7 @@ class Policy:
         return chat and not isinstance(prompt, str)
 
     def encode_target(self, text: str) -> list[int]:
-        """Token ids of a completion, the end of sequence included: never joined to the prompt as text, so the seam stays where it is."""
+        """Token ids of a completion and the end of sequence; never joined to the prompt as text, so the seam stays in place."""
         return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_ids[0]]
 
     def prompts(self, examples: list[Example]) -> Prompts:
@@ -107,7 +107,9 @@ class Policy:
         """Matrix products in bfloat16 where the policy's dtype says so."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
-    def decoder(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None, use_cache: bool = True) -> tuple[Tensor, Any]:
+    def decoder(
+        self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None, use_cache: bool = True
+    ) -> tuple[Tensor, Any]:
         """Last hidden states `[rows, t, H]` and the key/value cache, for `tokens [rows, t]` after what the cache holds."""
         out = self._base.get_decoder()(
             input_ids=tokens, attention_mask=mask, position_ids=positions, cache=cache, use_cache=use_cache
@@ -116,7 +118,7 @@ class Policy:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in float32: `[n, H] -> [n, V]`, with the soft cap or scale of architectures that have one."""
-        logits = self._base.get_output_embeddings()(hidden).float()
+        logits: Tensor = self._base.get_output_embeddings()(hidden).float()
         config = self._base.config
         if scale := getattr(config, "logit_scale", None):  # Cohere
             logits = logits * scale
@@ -165,9 +167,15 @@ class Policy:
         width = batch.prompt_tokens.shape[1]
         return hidden[:, width - 1 : -1]
 
-    def _chunked_head(self, hidden: Tensor, tokens: Tensor, temperature: float, support: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _chunked_head(
+        self, hidden: Tensor, tokens: Tensor, temperature: float, support: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         size = max(1, HEAD_ELEMENTS // self._base.config.vocab_size)
-        chunks = list(zip(hidden.split(size), tokens.split(size), support.split(size) if support is not None else _nothing(), strict=False))
+        chunks = list(
+            zip(
+                hidden.split(size), tokens.split(size), support.split(size) if support is not None else _nothing(), strict=False
+            )
+        )
         results = [
             checkpoint(self._head_chunk, *chunk, temperature, use_reentrant=False)
             if torch.is_grad_enabled() and len(chunks) > 1
@@ -185,7 +193,7 @@ class Policy:
         return logp, entropy
 
     def _check_head(self) -> None:
-        """Hidden states and head taken apart must give what the whole model gives; some architectures scale logits in between."""
+        """Hidden states and head taken apart must give what the whole model gives; some architectures do more in between."""
         tokens = torch.tensor([[self.eos_ids[0], self.pad_id]], device=self.device)
         mask = torch.ones_like(tokens)
         with torch.no_grad(), self.autocast():
@@ -194,20 +202,22 @@ class Policy:
             apart = self.head(hidden[0])
         if not torch.allclose(whole, apart, rtol=1e-2, atol=1e-2):
             raise ModelError(
-                f"model {self.options.name} ({type(self._base).__name__}) computes its logits in a way that is not known here: they "
-                "differ from head(hidden) by up to {:.3g}. Use another architecture".format((whole - apart).abs().max().item())
+                f"model {self.options.name} ({type(self._base).__name__}) computes its logits in a way that is not known here: "
+                "they differ from head(hidden) by up to {:.3g}. Use another architecture".format(
+                    (whole - apart).abs().max().item()
+                )
             )
 
     # ---- the reference
 
     def freeze_reference(self) -> None:
-        """Remember the policy as it is now, adapter included, as the reference. Costs memory only where all weights are trained."""
+        """Remember the policy as it is now, adapter included, as the reference. Costs memory where all weights are trained."""
         if self.options.adapter == "none":
             self._frozen = copy.deepcopy(self._base).requires_grad_(False)
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
-        """Within, the policy computes as the reference does: the same base with the adapter off or with the one it started from."""
+        """Within, the policy computes as the reference does: the base with the adapter off, or with the one it started from."""
         trained, share = self._base, self.share_prompt
         with contextlib.ExitStack() as stack:
             if self.options.start_adapter:
@@ -265,7 +275,8 @@ def pack(kept: Tensor) -> Tensor:
     """A set of tokens as bits: bool `[..., V] -> uint8 [..., ceil(V / 8)]`."""
     padded = nn.functional.pad(kept, (0, -kept.shape[-1] % 8)).unflatten(-1, (-1, 8))
     weights = 2 ** torch.arange(8, dtype=torch.uint8, device=kept.device)
-    return (padded * weights).sum(-1, dtype=torch.uint8)
+    bits: Tensor = (padded * weights).sum(-1, dtype=torch.uint8)
+    return bits
 
 
 def unpack(bits: Tensor, vocabulary: int) -> Tensor:
@@ -322,8 +333,6 @@ def _adapt(model: Any, options: ModelOptions, dtype: torch.dtype) -> Any:
         except ValueError as error:
             raise ModelError(f"model.lora_targets={targets}: {str(error).splitlines()[0][:300]}") from error
     for name, parameter in adapted.named_parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-        elif ".reference." in name:
+        if parameter.requires_grad or ".reference." in name:
             parameter.data = parameter.data.float()
     return adapted

@@ -20,8 +20,8 @@ class Interval(NamedTuple):
 def bootstrap_mean(x: Tensor, resamples: int = 2000, seed: int = 0) -> Interval:
     """Mean of one value per item with its percentile bootstrap interval over items: `[n] -> Interval`.
 
-    Where all values are equal the bootstrap says nothing; values in [0, 1] then get Wilson's interval, which for n items of value 1
-    is [n / (n + 3.84), 1], and any others a width of 0.
+    Where all values are equal the bootstrap says nothing; values in [0, 1] then get Wilson's interval, which for n items of
+    value 1 is [n / (n + 3.84), 1], and any others a width of 0.
     """
     x = x.double()
     n, mean = len(x), x.mean().item()
@@ -44,7 +44,7 @@ def paired_difference(before: Tensor, after: Tensor, resamples: int = 2000, seed
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
-    """Unbiased probability that at least one of k samples is right, from `right` of `samples` (arXiv 2107.03374, equation 1)."""
+    """Unbiased probability that at least one of k samples is right, given `right` of `samples` (arXiv 2107.03374, eq. 1)."""
     if samples - right < k:
         return 1.0
     return 1.0 - math.prod((samples - right - i) / (samples - i) for i in range(k))

@@ -111,8 +111,9 @@ def _changed(composed: DictConfig, request: Request) -> DictConfig:
             OmegaConf.update(composed, key, parsed.value(), merge=True)
         except OmegaConfBaseException as error:
             section = OmegaConf.to_container(composed[key.partition(".")[0]], resolve=False)
-            valid = [f"{key.partition('.')[0]}.{name}" for name in (section if isinstance(section, dict) else {})]
-            raise ConfigError(f"{key}: no such option. Valid: {', '.join(map(str, valid))}.{nearest(key, valid)}") from error
+            top = key.partition(".")[0]
+            valid = [f"{top}.{name!s}" for name in (section if isinstance(section, dict) else {})]
+            raise ConfigError(f"{key}: no such option. Valid: {', '.join(valid)}.{nearest(key, valid)}") from error
     return composed
 
 

@@ -209,12 +209,15 @@ class Trainer:
         """Gradients of one optimizer step, micro-batch by micro-batch: log-probs and entropies `[N, T]`, and the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         count = self.algorithm.count(batch).clamp(min=1)  # 0 where every row is left out of the loss
-        logp, entropy = torch.zeros(batch.tokens.shape, device=self.policy.device), torch.zeros_like(batch.tokens, dtype=torch.float32)
+        logp, entropy = (
+            torch.zeros(batch.tokens.shape, device=self.policy.device),
+            torch.zeros_like(batch.tokens, dtype=torch.float32),
+        )
         total = 0.0
         for index, micro in batch.split(self.update_rows):
             now = self.policy.logp(micro, self.temperature, train=True)
             loss = self.algorithm.loss(now.logp, now.entropy, micro)
-            (loss.total / count).backward()  # type: ignore[no-untyped-call]
+            (loss.total / count).backward()
             meter.add(loss)
             total += float(loss.total.detach() / count)
             width = micro.tokens.shape[1]

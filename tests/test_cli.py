@@ -194,7 +194,7 @@ def test_wrong_names_are_answered_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from grpo_exp.__main__ import main\n"
         "def heavy(): return [m for m in ('torch', 'transformers', 'peft', 'wandb', 'optuna') if m in sys.modules]\n"
-        "for words in (['betta=0.1'], ['algo=grop'], ['beta=abc'], ['steps=0'], ['frobnicate'], ['G=2,4'], ['evaluate', 'nope']):\n"
+        "for words in (['betta=0.1'], ['algo=grop'], ['beta=abc'], ['steps=0'], ['frob'], ['G=2,4'], ['evaluate', 'no']):\n"
         "    try: main(words)\n"
         "    except SystemExit as end: assert end.code == 2, words\n"
         "    assert not heavy(), (words, heavy())\n"
@@ -280,7 +280,7 @@ def test_own_options_beside_the_built_in_ones(capsys: pytest.CaptureFixture[str]
     own = {
         "mine/reward/shout.yaml": "defaults:\n  - part@parts.custom: custom\n  - _self_\nname: shout\npath: rewards.py:score\n",
         "mine/algo/wide.yaml": "# @package _global_\ndefaults:\n  - grpo\n  - _self_\nalgo:\n  name: wide\n  clip_high: 0.28\n",
-        "mine/sweeps/two.yaml": "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      beta: 0.01,0.02\n",
+        "mine/sweeps/two.yaml": "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper: {params: {beta: '0.01,0.02'}}\n",
     }
     for path, text in own.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)

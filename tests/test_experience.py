@@ -38,13 +38,13 @@ class Length(Reward):
         return [float(len(ids)) for ids in completions.token_ids]
 
 
-def online(mask_truncated: bool) -> Online:
+def online(mask_truncated: bool, examples: list[Example] = EXAMPLES) -> Online:
     model = policy()
     model.eos_ids = list(range(2, 89, 4))
     engine = TorchEngine("torch", 1.0, 0, [])
     rewards = RewardSum({"length": Length("length", 1.0, "outcome")})
-    order = PromptOrder(EXAMPLES, 0, 0)
-    return Online(model, engine, rewards, EXAMPLES, order, Sampling(1.0, 5, 4, (3, 0, 0)), 2, 100, mask_truncated)
+    order = PromptOrder(examples, 0, 0)
+    return Online(model, engine, rewards, examples, order, Sampling(1.0, 5, 4, (3, 0, 0)), 2, 100, mask_truncated)
 
 
 def test_samples_and_their_rewards_stay_together() -> None:
@@ -64,6 +64,8 @@ def test_truncated_samples_can_be_left_out_of_the_loss() -> None:
 
 
 def test_each_step_draws_other_numbers_and_repeats() -> None:
+    same = online(False, EXAMPLES[:1])  # the prompt is always the same one
+    assert [row["completion"] for row in same.draw(1).samples] != [row["completion"] for row in same.draw(2).samples]
     one = online(False)
     first, second = one.draw(1), one.draw(2)
     assert [row["completion"] for row in first.samples] != [row["completion"] for row in second.samples]

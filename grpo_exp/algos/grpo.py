@@ -20,10 +20,13 @@ from grpo_exp.options import option
 class KL:
     """How the policy is held near its reference."""
 
-    place: str = option("where the KL term acts: in the loss, subtracted from the reward, or nowhere", choices=("loss", "reward", "none"))
+    place: str = option(
+        "where the KL term acts: in the loss, subtracted from the reward, or nowhere", choices=("loss", "reward", "none")
+    )
     estimator: str = option("per-token estimator on samples of the policy", choices=("k1", "k2", "k3"))
     gradient: str = option(
-        "gradient of the term in the loss: the estimator's own, or that of KL(pi || ref) itself", choices=("estimator", "unbiased")
+        "gradient of the term in the loss: the estimator's own, or that of KL(pi || ref) itself",
+        choices=("estimator", "unbiased"),
     )
 
 
@@ -54,8 +57,8 @@ class GRPO(Algorithm):
     def __post_init__(self) -> None:
         if self.G < 2:
             raise ConfigError(
-                f"G={self.G}: the advantage is the reward's distance from the mean of its group, which needs at least two samples a "
-                "prompt. Use G=2 or more, 8 being common"
+                f"G={self.G}: the advantage is the reward's distance from the mean of its group, which needs two samples "
+                "a prompt at least. Use G=2 or more, 8 being common"
             )
 
     @property

@@ -26,7 +26,7 @@ from grpo_exp.errors import ConfigError
 from grpo_exp.options import option
 
 LEVELS = {"easy": (1, 2), "medium": (2, 2), "hard": (3, 3)}  # digits of the smaller and of the larger operand
-POOLS = {"heldout": range(0, 20), "train": range(20, 50), "warm_start": range(50, 100)}  # per cent of all problems
+POOLS = {"heldout": range(20), "train": range(20, 50), "warm_start": range(50, 100)}  # per cent of all problems
 
 
 @dataclass
@@ -67,7 +67,9 @@ class Arithmetic(DataSource):
             while True:
                 tries += 1
                 if tries > 1000 * count:
-                    raise ConfigError(f"data: {count} {pool} problems asked for, but level '{level}' has too few different ones")
+                    raise ConfigError(
+                        f"data: {count} {pool} problems asked for, but level '{level}' has too few different ones"
+                    )
                 a, b, operation = _draw(level, rng)
                 key = _key(a, b, operation)
                 if _pool(key) == pool and (key not in seen or pool == "warm_start"):
@@ -91,7 +93,7 @@ def _draw(level: str, rng: random.Random) -> tuple[int, int, str]:
     few, many = LEVELS[level]
     a, b = (rng.randrange(0 if digits == 1 else 10 ** (digits - 1), 10**digits) for digits in (few, rng.choice((few, many))))
     operation = rng.choice("+-")
-    if operation == "-" and a < b or rng.random() < 0.5 and operation == "+":
+    if (operation == "-" and a < b) or (rng.random() < 0.5 and operation == "+"):
         a, b = b, a
     return a, b, operation
 
@@ -107,7 +109,8 @@ def _pool(key: str) -> str:
 
 def _working(a: int, b: int, operation: str) -> str:
     """Column by column from the right, the carry or borrow named: `7+5=12 4+8+1=13`, `15-7=8 8-4-1=3`."""
-    steps, carry = [], 0
+    steps: list[str] = []
+    carry = 0
     while a or b or not steps:
         x, y, a, b = a % 10, b % 10, a // 10, b // 10
         tail = f"{operation}1" if carry else ""

@@ -1,7 +1,8 @@
 """The default engine: a decoding loop of our own over the transformers model.
 
-Each prompt is computed once for its G rows, rows that finished leave the batch, log-probs are taken while sampling, and a token is
-drawn by inverting the cumulative distribution at one uniform number, so that nothing is sorted unless top-p or top-k ask for it.
+Each prompt is computed once for its G rows, rows that finished leave the batch, log-probs are taken while sampling, and a token
+is drawn by inverting the cumulative distribution at one uniform number, so that nothing is sorted unless top-p or top-k ask for
+it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class TorchEngine(Engine):
 class _Decoding:
     """Some rows being decoded. Buffers are `[n, T]` for all rows; `alive` indexes the rows still in the batch."""
 
-    def __init__(self, engine: Engine, policy: Policy, prompts: Prompts, group: Tensor, noise: Tensor, sampling: Sampling) -> None:
+    def __init__(
+        self, engine: Engine, policy: Policy, prompts: Prompts, group: Tensor, noise: Tensor, sampling: Sampling
+    ) -> None:
         self.engine, self.policy, self.noise, self.sampling = engine, policy, noise, sampling
         n, t, device = len(group), sampling.max_new_tokens, policy.device
         self.tokens = torch.full((n, t), policy.pad_id, device=device)

@@ -23,7 +23,7 @@ def card_lines(card: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("machine", _machine(part(card, "hardware"))),
         ("seeds", ", ".join(f"{clean(k)} {short(v)}" for k, v in part(card, "seeds").items())),
         ("code", _code(card)),
-        ("goal", _goal(part(card, "objective"))),
+        ("goal", _goal(part(card, "goal"))),
         ("W&B", _wandb(part(card, "wandb"))),
         ("folder", clean(card.get("folder", ""))),
     ]

@@ -29,7 +29,7 @@ from grpo_exp.track.login import base_url, choose_mode, reachable
 EXIT_CODES = {"finished": 0, "pruned": 0, "failed": 1, "stopped": 255}
 _CELL = 4000  # characters of a prompt or completion in the table of samples
 _ROOT_KEYS = ("beta", "temperature", "lr")
-_CARD_KEYS = ("algo", "formula", "model", "data", "batch", "hardware", "versions", "seeds", "git", "objective", "resumed_from")
+_CARD_KEYS = ("algo", "formula", "model", "data", "batch", "hardware", "versions", "seeds", "git", "goal", "resumed_from")
 
 
 class WandbTracker(Tracker):
@@ -232,7 +232,7 @@ def _summary(card: Row) -> Row:
     """What W&B compares runs by: status, objective, time, and each metric before and after with its interval."""
     summary: Row = {
         "status": card.get("status"),
-        "objective": card.get("objective_value"),
+        "objective": card.get("objective"),
         "wall_seconds": card.get("wall_seconds"),
     }
     for when in ("before", "after", "difference"):

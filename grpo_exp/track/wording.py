@@ -156,8 +156,8 @@ def status_line(card: Mapping[str, Any]) -> str:
     if is_number(card.get("wall_seconds")):
         text += f" in {duration(float(card['wall_seconds']))}"
     parts = []
-    if is_number(card.get("objective_value")):
-        parts.append(f"{part(card, 'objective').get('metric', 'objective')} {number(card['objective_value'])}")
+    if is_number(card.get("objective")):
+        parts.append(f"{part(card, 'goal').get('metric', 'objective')} {number(card['objective'])}")
     if card.get("tokens"):
         parts.append(f"{number(card['tokens'])} tokens sampled")
     return clean(f"{text}: {', '.join(parts)}" if parts else text)

@@ -14,7 +14,7 @@ def svamp(source, shared):
 
 def test_svamp_equations_read_naturally_and_evaluate_to_the_answer(svamp):
     items = {item.id: item for item in svamp.train + svamp.heldout}
-    assert (len(svamp.train), len(svamp.heldout), len(items)) == (800, 200, 1000)
+    assert (len(svamp.train), len(svamp.heldout), len(items)) == (700, 300, 1000)
     assert items["chal-1"].target == "76 - 25 = 51"
     shape = re.compile(r"(\d+|\(\d+ [-+*/] \d+\))( [-+*/] (\d+|\(\d+ [-+*/] \d+\)))? = \d+")
     wrong = []
@@ -42,7 +42,7 @@ def test_svamp_prompts_and_strata(svamp):
 def test_svamp_stages_share_no_item(source, shared):
     path = str(shared / "svamp.json")
     sft, rl = source("svamp_file", path=path, train_to=0.5).load(), source("svamp_file", path=path, train_from=0.5).load()
-    assert (len(sft.train), len(rl.train)) == (400, 400)
+    assert (len(sft.train), len(rl.train)) == (350, 350)
     assert {i.id for i in sft.train}.isdisjoint(i.id for i in rl.train) and sft.heldout == rl.heldout
 
 

@@ -41,7 +41,7 @@ CARD: dict[str, Any] = {
     "steps": 240,
     "beta": 0.04,
     "hardware": {"device": "cpu", "dtype": "float32", "threads": 2, "cpu": "a cpu", "memory_gib": 7.75},
-    "objective": {"metric": "eval/pass@1", "direction": "maximize"},
+    "goal": {"metric": "eval/pass@1", "direction": "maximize"},
     "wandb": {"mode": "offline", "sync": "wandb sync outputs/runs/a/wandb/offline-run-1"},
 }
 ENDED = {
@@ -49,7 +49,7 @@ ENDED = {
     "status": "finished",
     "wall_seconds": 201.2,
     "tokens": 98304,
-    "objective_value": 0.633,
+    "objective": 0.633,
     "before": {"eval/pass@1": [0.10, 0.05, 0.16], "eval/pass@1/sums": [0.2, 0.1, 0.3], "eval/length": [40.0, 38.0, 42.0]},
     "after": {"eval/pass@1": [0.633, 0.542, 0.717], "eval/pass@1/sums": [0.7, 0.6, 0.8], "eval/length": [31.0, 30.0, 32.0]},
     "difference": {"eval/pass@1": [0.533, 0.44, 0.62], "eval/length": [-9.0, -11.0, -7.0]},

@@ -58,8 +58,8 @@ def test_rows_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
 
 
 def test_card_and_config(tmp_path: Path) -> None:
-    tracker = started(tmp_path, objective_value=math.nan)
-    assert json.loads((tmp_path / "run.json").read_text()) == {"name": "a", "status": "running", "objective_value": None}
+    tracker = started(tmp_path, objective=math.nan)
+    assert json.loads((tmp_path / "run.json").read_text()) == {"name": "a", "status": "running", "objective": None}
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert config == {"beta": 0.04, "algo": {"name": "grpo"}} and list(config) == ["beta", "algo"]
     tracker.note("two rows skipped")

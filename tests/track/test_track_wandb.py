@@ -88,7 +88,7 @@ def test_two_online_runs_in_one_process_arrive_apart(
         tracker.start(about, {"beta": None, "algo": {"name": "grpo"}})
         for step in (1, 2, 5, 3):  # a step may go back; the row must arrive all the same
             tracker.metrics({"step": step, "kind": "train", "reward/mean": beta * step, "kl/mean": float("nan")})
-        tracker.finish({**about, "status": status, "objective_value": 0.5})
+        tracker.finish({**about, "status": status, "objective": 0.5})
         assert warnings == []
         ids.append(about["wandb"]["id"])  # type: ignore[index]
         assert about["wandb"]["mode"] == "online"  # type: ignore[index]
@@ -133,7 +133,7 @@ def test_offline_run_is_readable_and_says_how_to_send_it(tmp_path: Path, capfd: 
     tracker.metrics({"step": 1, "kind": "train", "reward/mean": 0.25})
     tracker.metrics({"step": 1, "kind": "eval", "eval/pass@1": 0.5})
     tracker.samples([{"step": 1, "prompt": "2+2=", "completion": "4" * 9000, "math": None, "total": 1.0}])
-    tracker.finish({**about, "status": "pruned", "objective_value": 0.5, "after": {"eval/pass@1": [0.5, 0.4, None]}})
+    tracker.finish({**about, "status": "pruned", "objective": 0.5, "after": {"eval/pass@1": [0.5, 0.4, None]}})
     assert warnings == []
     where = about["wandb"]
     assert isinstance(where, dict) and where["mode"] == "offline" and where["url"] is None
