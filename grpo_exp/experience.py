@@ -116,7 +116,8 @@ class Offline:
     def draw(self, step: int) -> Experience:
         chosen = [self.examples[i] for i in self.order.take(self.count)]
         prompts = self.policy.prompts(chosen)
-        targets = [self.policy.encode_target(str(example.target))[: self.max_tokens] for example in chosen]
+        whole = [self.policy.encode_target(str(example.target)) for example in chosen]
+        targets = [target[: self.max_tokens] for target in whole]  # a target that is cut loses its end of sequence
         width = max(map(len, targets))
         tokens = torch.tensor(
             [t + [self.policy.pad_id] * (width - len(t)) for t in targets], device=self.policy.device
@@ -125,7 +126,11 @@ class Offline:
         mask = torch.arange(width, device=self.policy.device) < length[:, None]
         group = torch.arange(len(chosen), device=self.policy.device)
         batch = TokenBatch(prompts.tokens, prompts.mask, group, tokens, mask, loss_mask=mask)
-        return Experience(batch, None, {"length/mean": length.float().mean().item()}, tokens=int(length.sum()))
+        metrics = {
+            "length/mean": length.float().mean().item(),
+            "length/truncated_frac": sum(len(target) > self.max_tokens for target in whole) / len(whole),
+        }
+        return Experience(batch, None, metrics, tokens=int(length.sum()))
 
     def state(self) -> dict[str, Any]:
         return self.order.state()
@@ -137,7 +142,7 @@ class Offline:
 def sample_rows(rollout: Rollout, rewards: Rewards) -> list[dict[str, Any]]:
     """One row for each sample, with the fields that samples.jsonl and eval.jsonl share."""
     lengths = rollout.mask.sum(-1).tolist()
-    parts = {name: values.tolist() for name, values in rewards.parts.items()}
+    parts = {name: [round(value, 6) for value in values.tolist()] for name, values in rewards.parts.items()}
     rows = []
     for i, (group, text, length, finished) in enumerate(
         zip(rollout.group.tolist(), rollout.texts, lengths, rollout.finished.tolist(), strict=True)
@@ -150,8 +155,8 @@ def sample_rows(rollout: Rollout, rewards: Rewards) -> list[dict[str, Any]]:
                 "completion": text,
                 "reference": example.answer,
                 **{f"reward/part/{name}": values[i] for name, values in parts.items()},
-                "reward": rewards.total[i].item(),
-                "outcome": rewards.outcome[i].item(),
+                "reward": round(rewards.total[i].item(), 6),
+                "outcome": round(rewards.outcome[i].item(), 6),
                 "length": length,
                 "finished": finished,
             }

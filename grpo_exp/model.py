@@ -86,11 +86,16 @@ def check(options: ModelOptions) -> None:
     """
     for key, folder in (("model.path", options.path), ("model.start_adapter", options.start_adapter)):
         if folder and _looks_local(folder) and not Path(folder).expanduser().is_dir():
-            raise ModelError(f"{key}={folder!r}: no such folder")
+            hub = "; a hub id has the form OWNER/NAME" if key == "model.path" else ""
+            raise ModelError(f"{key}={folder!r}: no such folder{hub}")
     if options.source == "hub" and not options.path:
         raise ModelError(f"model={options.name} needs model.path=, a folder or a hub id such as Qwen/Qwen2.5-0.5B-Instruct")
     if options.start_adapter and not (Path(options.start_adapter).expanduser() / "adapter_config.json").is_file():
         raise ModelError(f"model.start_adapter={options.start_adapter!r}: the folder holds no adapter_config.json of peft")
+    if options.start_adapter and not (Path(options.start_adapter).expanduser() / "adapter_model.safetensors").is_file():
+        raise ModelError(
+            f"model.start_adapter={options.start_adapter!r}: no adapter_model.safetensors there; pickle is not read"
+        )
     if options.start_adapter and options.adapter == "none":
         raise ModelError("model.start_adapter= starts from an adapter, so it needs model.adapter=lora")
 

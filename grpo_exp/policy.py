@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from grpo_exp import model as model_source
 from grpo_exp import ops
 from grpo_exp.batch import Example, Message, Prompts, TokenBatch
-from grpo_exp.errors import ModelError
+from grpo_exp.errors import DataError, ModelError
 from grpo_exp.model import ModelOptions
 
 HEAD_ELEMENTS = 2**24
@@ -92,6 +92,8 @@ class Policy:
         """Render and tokenise: left-padded, on the policy's device."""
         texts = [self.render(e.prompt) for e in examples]
         ids = [self.encode_prompt(e.prompt, text) for e, text in zip(examples, texts, strict=True)]
+        if empty := [e.id for e, row in zip(examples, ids, strict=True) if not row]:
+            raise DataError(f"the prompt of item {empty[0]} has no tokens, so there is nothing to continue from")
         width = max(len(row) for row in ids)
         tokens = torch.tensor([[self.pad_id] * (width - len(row)) + row for row in ids])  # [B, P]
         mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in ids])

@@ -12,7 +12,7 @@ CHAT = "{% for m in messages %}{{ m['content'] }}{% if not loop.last %}\n{% endi
 
 
 def tokenizer() -> Any:
-    """One token a character, and one for each answer tag: a `PreTrainedTokenizerFast` of 94 tokens."""
+    """One token a character, and one for each answer tag: a `PreTrainedTokenizerFast` of 89 tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
