@@ -8,6 +8,7 @@ python -m grpo_exp evaluate RUN_OR_MODEL [KEY=VALUE ...]    score a run, a check
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:  # `... --help | head`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered would fail again at the exit
         code = 0
     except Exception:
         traceback.print_exc()
