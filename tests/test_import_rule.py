@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).parents[1] / "grpo_exp"
 
 LEVELS: list[set[str]] = [
     {"errors", "options", "batch", "ops"},
-    {"losses", "advantages", "stats", "metrics", "deadline", "units", "symbolic", "quantities", "answers"},
+    {"losses", "advantages", "stats", "metrics", "deadline", "answers.*"},
     {"algos.*", "rewards.*"},
     {
-        *("data.*", "rows", "row_template", "row_mapping", "row_source", "split", "prompt_order"),
+        *("data.*", "rows.*", "prompt_order"),
         *("model", "tiny", "policy", "rollout.*", "track.*", "checkpoint", "hardware", "stop"),
     },
     {"schema", "command_line", "compose", "config", "experience", "evaluate", "train"},
@@ -31,7 +31,7 @@ OWNERS = {
     "transformers": {"policy", "model", "tiny", "rollout.*"},
     "tokenizers": {"tiny"},
     "datasets": {"data.hub"},
-    "math_verify": {"symbolic"},
+    "math_verify": {"answers.*"},
     "matplotlib": {"track.*"},
     "rich": {"track.*"},
     "hydra": {"command_line", "compose", "app", "run", "sweep.*"},

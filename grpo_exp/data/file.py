@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from grpo_exp.errors import DataError
 from grpo_exp.options import option
-from grpo_exp.row_source import RowSource
-from grpo_exp.rows import Row, RowFault, find_file, one_line, read_rows
+from grpo_exp.rows.read import Row, RowFault, find_file, one_line, read_rows
+from grpo_exp.rows.source import RowSource
 
 
 @dataclass

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from grpo_exp.errors import DataError
 from grpo_exp.options import option
-from grpo_exp.row_source import RowSource
-from grpo_exp.rows import Row, RowFault, one_line
+from grpo_exp.rows.read import Row, RowFault, one_line
+from grpo_exp.rows.source import RowSource
 
 
 @dataclass

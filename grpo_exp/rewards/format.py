@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from grpo_exp import answers, quantities
+from grpo_exp.answers import forms, quantities
 from grpo_exp.batch import Completions
 from grpo_exp.deadline import DeadlineExceeded, deadline
 from grpo_exp.errors import ConfigError, RewardError
@@ -85,7 +85,7 @@ def _think_answer(text: str) -> bool:
 
 
 def _boxed(text: str) -> bool:
-    complete, opened = answers.boxes(text)
+    complete, opened = forms.boxes(text)
     if len(complete) != 1 or opened != len(text):
         return False
     start, end = complete[0]
@@ -93,7 +93,7 @@ def _boxed(text: str) -> bool:
 
 
 def _equation(text: str) -> bool:
-    left, equals, right = answers.last_line(text)[-2 * quantities.LONGEST :].rpartition("=")
+    left, equals, right = forms.last_line(text)[-2 * quantities.LONGEST :].rpartition("=")
     left = _OPERATOR_WORD.sub("*", left.strip())
     return bool(equals) and quantities.is_number(right) and _ARITHMETIC.fullmatch(left) is not None
 

@@ -1,14 +1,14 @@
 """Right or wrong by the value of the final answer: for mathematics and any task with one short answer.
 
-The answer is looked for only where a completion commits to it (`answers.py`), never "somewhere in the text", and compared with
-the reference as an exact value (`quantities.py`). A row without a reference answer gets None: the part does not apply.
+The answer is looked for only where a completion commits to it (`answers.forms`), never "somewhere in the text", and compared
+with the reference as an exact value (`answers.quantities`). A row without a reference answer gets None: it does not apply.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo_exp import answers, quantities
+from grpo_exp.answers import forms, quantities
 from grpo_exp.batch import Completions
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import option
@@ -29,7 +29,7 @@ _WRITTEN = {
 class MathReward(Reward):
     """`right`, `wrong` or `missing`, by the last answer of the completion."""
 
-    extract: list[str] = option(f"forms of answer that count, the most trusted first: {', '.join(answers.FORMS)}")
+    extract: list[str] = option(f"forms of answer that count, the most trusted first: {', '.join(forms.FORMS)}")
     right: float = option("value when the answer equals the reference")
     wrong: float = option("value when it does not")
     missing: float = option("value when there is no answer")
@@ -37,13 +37,13 @@ class MathReward(Reward):
 
     def __post_init__(self) -> None:
         for form in self.extract:
-            if form not in answers.FORMS:
+            if form not in forms.FORMS:
                 raise ConfigError(
                     f"reward.parts.{self.kind}.extract={list(self.extract)}: '{form}' is no form of answer."
-                    f"{nearest(form, answers.FORMS)} Valid: {', '.join(answers.FORMS)}"
+                    f"{nearest(form, forms.FORMS)} Valid: {', '.join(forms.FORMS)}"
                 )
         if not self.extract:
-            raise ConfigError(f"reward.parts.{self.kind}.extract=[]: name at least one of {', '.join(answers.FORMS)}")
+            raise ConfigError(f"reward.parts.{self.kind}.extract=[]: name at least one of {', '.join(forms.FORMS)}")
         if self.right <= max(self.wrong, self.missing):
             raise ConfigError(
                 f"reward.parts.{self.kind}.right={self.right:g} must be greater than wrong={self.wrong:g} and "
@@ -58,14 +58,14 @@ class MathReward(Reward):
     def _value(self, text: str, reference: str | None, finished: bool) -> float | None:
         if reference is None or not (reference := reference_answer(reference)):
             return None
-        found = answers.find(text, self.extract, finished)
+        found = forms.find(text, self.extract, finished)
         if not found:
             return self.missing
         return self.right if quantities.equal(found, reference, self.tolerance) else self.wrong
 
     def answer(self, text: str) -> str | None:
         """The last answer in canonical form, such as "3/4" for 0.75."""
-        found = answers.find(text, self.extract)
+        found = forms.find(text, self.extract)
         return quantities.canonical(found) or None if found else None
 
     def written(self, answer: str) -> str:
@@ -74,4 +74,4 @@ class MathReward(Reward):
 
 def reference_answer(text: str) -> str:
     """The final answer of a reference, which may be a whole worked solution as GSM8K and MATH have it."""
-    return answers.find(text, ("tag", "boxed", "hash")) or text.strip()
+    return forms.find(text, ("tag", "boxed", "hash")) or text.strip()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_exp.answers import FORMS
+from grpo_exp.answers.forms import FORMS
 from grpo_exp.batch import Completions, Example
 from grpo_exp.errors import ConfigError
 from grpo_exp.rewards.math import MathReward

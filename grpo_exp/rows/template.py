@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from grpo_exp.errors import ConfigError, nearest
-from grpo_exp.rows import Row, RowFault, one_line
+from grpo_exp.rows.read import Row, RowFault, one_line
 
 _TOKENS = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _LARGEST_PLAIN = 10**16  # above it a float no longer tells neighbouring whole numbers apart

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from grpo_exp import symbolic
+from grpo_exp.answers import symbolic
 from grpo_exp.deadline import DeadlineExceeded, deadline
 
 

@@ -11,8 +11,8 @@ from grpo_exp.batch import Example, Message
 from grpo_exp.data.base import DataSource
 from grpo_exp.errors import ConfigError
 from grpo_exp.options import option
-from grpo_exp.row_template import Template, check_text, text_of
-from grpo_exp.rows import Row, RowFault, one_line
+from grpo_exp.rows.read import Row, RowFault, one_line
+from grpo_exp.rows.template import Template, check_text, text_of
 
 ROLES = ("system", "user", "assistant")
 

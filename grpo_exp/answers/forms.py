@@ -20,7 +20,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
-from grpo_exp import quantities
+from grpo_exp.answers import quantities
 
 CLOSED = ("tag", "boxed")  # forms with an end of their own; the others end where the line ends
 FORMS = (*CLOSED, "hash", "answer_is", "equation", "whole", "last_number")

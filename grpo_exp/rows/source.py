@@ -13,9 +13,9 @@ from grpo_exp.batch import Example
 from grpo_exp.data.base import Dataset, items_sha256
 from grpo_exp.errors import ConfigError, DataError
 from grpo_exp.options import option
-from grpo_exp.row_mapping import MappedData
-from grpo_exp.rows import Row, RowFault, one_line
-from grpo_exp.split import check_split, hold_out, mix, part_of, without_prompts_of
+from grpo_exp.rows.mapping import MappedData
+from grpo_exp.rows.read import Row, RowFault, one_line
+from grpo_exp.rows.split import check_split, hold_out, mix, part_of, without_prompts_of
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_exp import answers, quantities
+from grpo_exp.answers import forms, quantities
 
 HOSTILE = {
     "open tags": "<answer>" * 12_500,
@@ -53,9 +53,9 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_read_in_well_under_a_second(name: str) -> None:
     start = time.perf_counter()
-    for forms in (answers.FORMS, *([form] for form in answers.FORMS)):
+    for wanted in (forms.FORMS, *([form] for form in forms.FORMS)):
         for finished in (True, False):
-            found = answers.find(HOSTILE[name], forms, finished)
+            found = forms.find(HOSTILE[name], wanted, finished)
             if found:
                 quantities.canonical(found)
                 assert not quantities.equal(found, "18")
@@ -85,17 +85,17 @@ def test_hostile_text_is_read_in_well_under_a_second(name: str) -> None:
     ],
 )
 def test_each_form(text: str, form: str, expected: str | None) -> None:
-    assert answers.find(text, [form]) == expected
+    assert forms.find(text, [form]) == expected
 
 
 @given(st.text(max_size=400))
 @settings(max_examples=200, deadline=None)
 def test_any_text_can_be_read(text: str) -> None:
-    for form in answers.FORMS:
-        found = answers.find(text, [form])
+    for form in forms.FORMS:
+        found = forms.find(text, [form])
         assert found is None or found in text
     assert isinstance(quantities.canonical(text), str)
-    assert answers.find(f"x <answer>{text.replace('<', '')}</answer> y", ["tag"]) == text.replace("<", "").strip()
+    assert forms.find(f"x <answer>{text.replace('<', '')}</answer> y", ["tag"]) == text.replace("<", "").strip()
 
 
 @given(st.text(alphabet="0123456789-+./,%$ xy=()[]{}\\fracsqtor^", max_size=30))
@@ -115,7 +115,7 @@ numbers = st.fractions(max_denominator=999).filter(lambda f: abs(f) < 10**12)
 def test_numbers_are_equal_exactly_when_their_values_are(a: Fraction, b: Fraction) -> None:
     assert quantities.equal(str(a), str(b)) == (a == b)
     latex = f"\\boxed{{{'-' if a < 0 else ''}\\frac{{{abs(a.numerator)}}}{{{a.denominator}}}}}"
-    found = answers.find(latex, ["boxed"])
+    found = forms.find(latex, ["boxed"])
     assert found is not None
     assert quantities.equal(found, str(a)) == (a.denominator != 1)  # n/1 is a quotient not carried out
     assert (quantities.canonical(str(a)) == quantities.canonical(str(b))) == (a == b)

@@ -21,7 +21,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from grpo_exp import symbolic, units
+from grpo_exp.answers import symbolic, units
 
 LONGEST = 300  # characters; a longer answer is compared as text alone
 MOST_ITEMS = 20
