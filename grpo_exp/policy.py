@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,9 +46,13 @@ class Policy:
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_ids[0]
         self.model = _adapt(model, options, dtype).to(device)
         if options.gradient_checkpointing:
-            self.model.activation_checkpointing_enable()
+            # renamed in transformers 5.24, the last for Python 3.10 is 5.20
+            (getattr(self.model, "activation_checkpointing_enable", None) or self.model.gradient_checkpointing_enable)()
         self.model.eval()
         self._base = self.model.get_base_model() if options.adapter == "lora" else self.model
+        # transformers renamed the argument in 5.24; Python 3.10 has 5.20 as its last
+        named = inspect.signature(self._base.get_decoder().forward).parameters
+        self._cache_name = "cache" if "cache" in named else "past_key_values"
         self._check_head()
 
     @classmethod
@@ -113,10 +118,11 @@ class Policy:
         self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None, use_cache: bool = True
     ) -> tuple[Tensor, Any]:
         """Last hidden states `[rows, t, H]` and the key/value cache, for `tokens [rows, t]` after what the cache holds."""
+        held = {self._cache_name: cache}
         out = self._base.get_decoder()(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, cache=cache, use_cache=use_cache
+            input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=use_cache, **held
         )
-        return out.last_hidden_state, out.cache
+        return out.last_hidden_state, getattr(out, self._cache_name)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in float32: `[n, H] -> [n, V]`, with the soft cap or scale of architectures that have one."""
