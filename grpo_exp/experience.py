@@ -155,7 +155,7 @@ def sample_rows(rollout: Rollout, rewards: Rewards) -> list[dict[str, Any]]:
                 "completion": text,
                 "reference": example.answer,
                 **{f"reward/part/{name}": values[i] for name, values in parts.items()},
-                "reward": round(rewards.total[i].item(), 6),
+                "total": round(rewards.total[i].item(), 6),
                 "outcome": round(rewards.outcome[i].item(), 6),
                 "length": length,
                 "finished": finished,

@@ -126,7 +126,7 @@ def test_rows_for_eval_jsonl() -> None:
         "reference": "A",
         "reward/part/equal": 0.0,
         "reward/part/format": 1.0,
-        "reward": 0.5,
+        "total": 0.5,
         "outcome": 0.0,
         "length": 2,
         "finished": False,

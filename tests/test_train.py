@@ -25,6 +25,7 @@ from grpo_exp.experience import Experience
 from grpo_exp.policy import Policy
 from grpo_exp.stop import StopSignals
 from grpo_exp.track.base import Tracker
+from grpo_exp.track.wording import spread
 from grpo_exp.train import OptimOptions, Trainer
 
 Row = dict[str, Any]
@@ -271,8 +272,10 @@ def test_rows_have_the_names_of_the_contract(tmp_path: Path) -> None:
     assert "gap/train_minus_eval" in found[-1] and "gap/train_minus_eval" not in found[0]
     samples = rows(tmp_path / "samples.jsonl")
     assert len(samples) == 32 and {s["step"] for s in samples} == {1, 2}
-    names = {"step", "prompt", "completion", "reward/part/math", "reward/part/format", "reward", "length", "finished"}
+    names = {"step", "prompt", "completion", "reward/part/math", "reward/part/format", "total", "length", "finished"}
     assert names <= set(samples[0])
+    shown = spread(samples, 2)  # what the console shows of them: the keys that the loop writes are those that a sink reads
+    assert [s["total"] for s in shown] == [max(s["total"] for s in samples), min(s["total"] for s in samples)]
     assert len(rows(tmp_path / "eval.jsonl")) == 3 * 6 * 2
 
 
