@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from command import ROOT
 
 from grpo_exp.app import check
-from grpo_exp.command_line import read
+from grpo_exp.command_line import group_folders, options, read
+from grpo_exp.config import RootOptions
 from grpo_exp.errors import DataError, GrpoError
 from grpo_exp.verbs import VERBS
 
@@ -62,3 +64,14 @@ def test_the_reader_of_commands(tmp_path: Path) -> None:
         "    python -m grpo_exp d=1\n    python -m grpo_exp\n"
     )
     assert commands(page) == [["beta=1"], ["a=1", "b=2"], ["help", "algo"], ["c=1 2"], ["d=1"], []]
+
+
+def test_the_option_tables_are_complete() -> None:
+    rows = [
+        line.split("|")[1:4] for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    ]
+    told = {name.strip(" `"): (second.strip(), third.strip()) for name, second, third in rows}
+    for field in dataclasses.fields(RootOptions):
+        assert told[field.name][1] == field.metadata["meaning"], field.name
+    for group in group_folders():
+        assert set(told[group][0].replace("*", "").split()) == set(options(group)), group
