@@ -124,10 +124,15 @@ class Policy:
         )
         return out.last_hidden_state, getattr(out, self._cache_name)
 
+    @property
+    def shape(self) -> Any:
+        """The language model's configuration: sizes of layers and vocabulary, also where it is part of a larger model."""
+        return self._base.config.get_text_config()
+
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in float32: `[n, H] -> [n, V]`, with the soft cap or scale of architectures that have one."""
         logits: Tensor = self._base.get_output_embeddings()(hidden).float()
-        config = self._base.config
+        config = self.shape
         if scale := getattr(config, "logit_scale", None):  # Cohere
             logits = logits * scale
         if scale := getattr(config, "logits_scaling", None):  # Granite
@@ -178,7 +183,7 @@ class Policy:
     def _chunked_head(
         self, hidden: Tensor, tokens: Tensor, temperature: float, support: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        size = max(1, HEAD_ELEMENTS // self._base.config.vocab_size)
+        size = max(1, HEAD_ELEMENTS // self.shape.vocab_size)
         chunks = list(
             zip(
                 hidden.split(size), tokens.split(size), support.split(size) if support is not None else _nothing(), strict=False

@@ -203,7 +203,7 @@ def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: lis
 
     sample = examples[:: max(1, len(examples) // 256)]
     prompt = max(len(policy.encode_prompt(e.prompt, policy.render(e.prompt))) for e in sample)
-    sizes = policy.model.config
+    sizes = policy.shape
     layers, hidden = sizes.num_hidden_layers, sizes.hidden_size
     inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
     tokens = prompt + config.root.max_new_tokens

@@ -59,7 +59,7 @@ class _Decoding:
         self.finished = torch.zeros(n, dtype=torch.bool, device=device)
         self.support: Tensor | None = None
         if engine.top_p < 1 or engine.top_k > 0:
-            bits = -(-policy.model.config.vocab_size // 8)
+            bits = -(-policy.shape.vocab_size // 8)
             self.support = torch.zeros((n, t, bits), dtype=torch.uint8, device=device)
         self.eos = torch.tensor(policy.eos_ids, device=device)
         self.cut: dict[int, str] = {}  # rows ended by a stop string -> their text
