@@ -80,6 +80,12 @@ def check(request: Request) -> Config | None:
     from grpo_exp.config import build
 
     if not is_sweep(request):
+        named = next((w for w in request.overrides if w.startswith("sweeps=") and w not in ("sweeps=null", "sweeps=")), None)
+        if named:
+            raise ConfigError(
+                f"{named}: the file asks for no sweep. Its first line must be '# @package _global_', and it must set "
+                "hydra.mode: MULTIRUN and hydra.sweeper.params"
+            )
         return build(compose(request))
     for job in sweep_jobs(request):
         build(compose(job))

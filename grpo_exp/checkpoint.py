@@ -134,6 +134,7 @@ def write_export(folder: Path, write: Callable[[Path], None]) -> None:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         write(temporary)
+        _readable(temporary)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
     except _CANNOT_WRITE as error:
@@ -146,12 +147,20 @@ def write_export(folder: Path, write: Callable[[Path], None]) -> None:
 def _seal(folder: Path, step: int, objective: float | None) -> None:
     """Flush every file to disk and write the manifest last: where it stands, the checkpoint is whole."""
     files = {p.name: {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in sorted(folder.iterdir())}
+    _readable(folder)
     for name in files:
         _sync(folder / name)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"step": step, "objective": objective, "files": files}, indent=1), encoding="utf-8")
     _sync(manifest)
     _sync(folder)
+
+
+def _readable(folder: Path) -> None:
+    """Give the weights the permissions of the files beside them: safetensors writes for its owner alone."""
+    beside = next(iter(folder.glob("*.json")), None)
+    for weights in folder.glob("*.safetensors") if beside else []:
+        weights.chmod(beside.stat().st_mode)
 
 
 def _sync(path: Path) -> None:

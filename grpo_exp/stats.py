@@ -54,4 +54,5 @@ def _wilson(p: float, n: int, z: float = 1.959963984540054) -> Interval:
     """Wilson's score interval of a proportion (Wilson 1927)."""
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+    low = 0.0 if p == 0 else centre - half  # exactly at the ends, where rounding leaves 1e-17
+    return Interval(p, low, 1.0 if p == 1 else centre + half)

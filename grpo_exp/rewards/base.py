@@ -130,7 +130,7 @@ def _scores(name: str, part: Reward, completions: Completions) -> torch.Tensor:
         values = part.score(completions)
     except GrpoError:
         raise  # it explains itself
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit: sys.exit() in a reward must not end the run as if it were done
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise RewardError(
             f"reward part '{name}' raised {type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"

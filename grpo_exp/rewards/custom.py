@@ -64,13 +64,13 @@ class CustomReward(Reward):
         columns = {name for example in completions.examples for name in example.columns}
         offered: dict[str, Any] = {name: [e.columns.get(name) for e in completions.examples] for name in sorted(columns)}
         offered |= {
-            "prompts": completions.prompts,
-            "completions": completions.texts,
-            "token_ids": completions.token_ids,
-            "completion_ids": completions.token_ids,
-            "finished": completions.finished,
+            "prompts": list(completions.prompts),  # lists of its own: what the function does to them is its own matter
+            "completions": list(completions.texts),
+            "token_ids": [list(ids) for ids in completions.token_ids],
+            "completion_ids": [list(ids) for ids in completions.token_ids],
+            "finished": list(completions.finished),
             "answers": [e.answer for e in completions.examples],
-            "examples": completions.examples,
+            "examples": list(completions.examples),
         }
         for parameter in self._parameters:
             required = parameter.kind in _BY_KEYWORD and parameter.default is parameter.empty

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_exp.batch import Prompts, Rollout
+from grpo_exp.errors import ConfigError
 from grpo_exp.options import option
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ class Engine:
     top_p: float = option("sample from the smallest set of tokens with this much probability; 1 for all", above=0, high=1)
     top_k: int = option("sample from this many likeliest tokens; 0 for all", low=0)
     stop: list[str] = option("strings that end a completion, besides the end of sequence; left out of the text")
+
+    def __post_init__(self) -> None:
+        if any(not text for text in self.stop):
+            raise ConfigError(
+                f"rollout.stop={self.stop}: an empty text would end every completion; rollout.stop=[] is none"
+            )
 
     def sample(self, policy: Policy, prompts: Prompts, sampling: Sampling, rows: int) -> Rollout:
         """`sampling.samples` completions of each prompt, computed at most `rows` rows at a time.

@@ -148,3 +148,16 @@ def test_the_values_reach_the_sum() -> None:
     result = RewardSum({"mine": part("def score(answers): return [a and 0.5 for a in answers]")})(completions())
     torch.testing.assert_close(result.total, torch.tensor([0.5, 0.0]))
     assert result.parts["mine"].isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("body", ["raise SystemExit(0)", "import sys; sys.exit(0)"])
+def test_a_function_that_exits_does_not_end_the_run_as_done(body: str) -> None:
+    with pytest.raises(RewardError, match="SystemExit"):
+        RewardSum({"mine": part(f"def score(completions):\n    {body}\n")})(completions())
+
+
+def test_a_function_may_change_the_lists_it_is_given() -> None:
+    source = "def score(completions, token_ids):\n    completions.clear()\n    token_ids[0].clear()\n    return [1.0, 2.0]\n"
+    seen = completions()
+    assert RewardSum({"mine": part(source)})(seen).total.tolist() == [1.0, 2.0]
+    assert seen == completions()
