@@ -128,7 +128,7 @@ WRONG = {
     "reward.parts.math.weight=nan": ["reward.parts.math.weight=nan", "a number"],
     "rollout.top_p=0": ["rollout.top_p=0", "greater than 0"],
     "rollout.stop=3": ["rollout.stop=3", "a list of texts"],
-    "rollout.stop=['']": ["rollout.stop=", "rollout.stop=[]"],
+    r"rollout.stop=[\'\']": ["rollout.stop=['']", "rollout.stop=[]"],
     "hardware.update_rows=0": ["hardware.update_rows=0", "auto or a whole number"],
     "hardware.device=gpu": ["hardware.device='gpu'", "auto, cpu, cuda"],
     "eval.temperature=-1": ["eval.temperature=-1", "at least 0"],
