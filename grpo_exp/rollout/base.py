@@ -38,9 +38,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         if any(not text for text in self.stop):
-            raise ConfigError(
-                f"rollout.stop={self.stop}: an empty text would end every completion; rollout.stop=[] is none"
-            )
+            raise ConfigError(f"rollout.stop={self.stop}: an empty text would end every completion; rollout.stop=[] is none")
 
     def sample(self, policy: Policy, prompts: Prompts, sampling: Sampling, rows: int) -> Rollout:
         """`sampling.samples` completions of each prompt, computed at most `rows` rows at a time.
