@@ -12,6 +12,7 @@ from command import ROOT
 
 from grpo_exp.app import check
 from grpo_exp.command_line import group_folders, options, read
+from grpo_exp.compose import is_sweep
 from grpo_exp.config import RootOptions
 from grpo_exp.errors import DataError, GrpoError
 from grpo_exp.verbs import VERBS
@@ -75,3 +76,26 @@ def test_the_option_tables_are_complete() -> None:
         assert told[field.name][1] == field.metadata["meaning"], field.name
     for group in group_folders():
         assert set(told[group][0].replace("*", "").split()) == set(options(group)), group
+
+
+def test_the_readmes_own_options_work_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A YAML block after "`DIR/GROUP/NAME.yaml`, for `python -m grpo_exp ...`" does what that command says."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"`DIR/(\S+\.yaml)`, for `python -m grpo_exp ([^`]+)`[^`]*```yaml\n(.*?)```", text, re.S)
+    assert {file for file, _, _ in shown} == {"algo/dr.yaml", "sweeps/lr.yaml"}
+    for file, command, yaml in shown:
+        Path("DIR", file).parent.mkdir(parents=True, exist_ok=True)
+        Path("DIR", file).write_text(yaml)
+        request = read(shlex.split(command))
+        assert is_sweep(request) == file.startswith("sweeps/")
+        built = check(request)
+        assert built is None or built.algo.name == Path(file).stem
+
+
+def test_a_sweep_file_that_asks_for_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("DIR/sweeps").mkdir(parents=True)
+    Path("DIR/sweeps/odd.yaml").write_text("# a remark\n# @package _global_\nhydra:\n  mode: MULTIRUN\n")
+    with pytest.raises(GrpoError, match="sweeps=odd: the file asks for no sweep.*first line"):
+        check(read(["--config-dir", "DIR", "sweeps=odd"]))
