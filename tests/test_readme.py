@@ -97,5 +97,5 @@ def test_a_sweep_file_that_asks_for_none_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     Path("DIR/sweeps").mkdir(parents=True)
     Path("DIR/sweeps/odd.yaml").write_text("# a remark\n# @package _global_\nhydra:\n  mode: MULTIRUN\n")
-    with pytest.raises(GrpoError, match="sweeps=odd: the file asks for no sweep.*first line"):
+    with pytest.raises(GrpoError, match=r"sweeps=odd: the file asks for no sweep.*first line"):
         check(read(["--config-dir", "DIR", "sweeps=odd"]))
