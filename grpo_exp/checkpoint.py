@@ -158,9 +158,10 @@ def _seal(folder: Path, step: int, objective: float | None) -> None:
 
 def _readable(folder: Path) -> None:
     """Give the weights the permissions of the files beside them: safetensors writes for its owner alone."""
-    beside = next(iter(folder.glob("*.json")), None)
-    for weights in folder.glob("*.safetensors") if beside else []:
-        weights.chmod(beside.stat().st_mode)
+    weights = set(folder.glob("*.safetensors"))
+    for mode in [file.stat().st_mode for file in folder.iterdir() if file not in weights][:1]:
+        for file in weights:
+            file.chmod(mode)
 
 
 def _sync(path: Path) -> None:

@@ -223,3 +223,17 @@ def test_an_export_is_whole_or_the_old_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["export"]
     write_export(export, large)
     assert (export / "a").read_text() == "new"
+
+
+def test_weights_can_be_read_by_whoever_can_read_the_rest(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    def write(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
+        (folder / "model.safetensors").chmod(0o600)
+
+    write_export(tmp_path / "export", write)
+    modes = {f.name: f.stat().st_mode for f in (tmp_path / "export").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
