@@ -17,7 +17,6 @@ Every message says what is wrong, quotes the value, and names the way out. `Inpu
 from __future__ import annotations
 
 import difflib
-import signal
 from collections.abc import Iterable
 
 
@@ -67,7 +66,6 @@ class Stopped(GrpoError):
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
-        self.signal_name = signal.Signals(signum).name
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

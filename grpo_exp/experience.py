@@ -48,7 +48,19 @@ class Source(Protocol):
     def load(self, state: dict[str, Any]) -> None: ...
 
 
-class Online:
+class _Ordered:
+    """A source whose only state is its place in the order of prompts."""
+
+    order: PromptOrder
+
+    def state(self) -> dict[str, Any]:
+        return self.order.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.order.load(state)
+
+
+class Online(_Ordered):
     """Prompts -> samples -> rewards."""
 
     def __init__(
@@ -97,14 +109,8 @@ class Online:
         )
         return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens)
 
-    def state(self) -> dict[str, Any]:
-        return self.order.state()
 
-    def load(self, state: dict[str, Any]) -> None:
-        self.order.load(state)
-
-
-class Offline:
+class Offline(_Ordered):
     """Stored examples with worked targets."""
 
     def __init__(
@@ -131,12 +137,6 @@ class Offline:
             "length/truncated_frac": sum(len(target) > self.max_tokens for target in whole) / len(whole),
         }
         return Experience(batch, None, metrics, tokens=int(length.sum()))
-
-    def state(self) -> dict[str, Any]:
-        return self.order.state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.order.load(state)
 
 
 def sample_rows(rollout: Rollout, rewards: Rewards) -> list[dict[str, Any]]:

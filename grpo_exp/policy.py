@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,7 +162,7 @@ class Policy:
     def _hidden_shared(self, batch: TokenBatch) -> Tensor:
         """Hidden states that predict each completion token, `[N, T, H]`, each prompt computed once."""
         mask = batch.prompt_mask  # [B, P]
-        prompt, cache = self.decoder(batch.prompt_tokens, mask.long(), _positions(mask))
+        prompt, cache = self.decoder(batch.prompt_tokens, mask.long(), positions_of(mask))
         first = prompt[batch.group, -1:]  # [N, 1, H]
         if batch.tokens.shape[1] == 1:
             return first
@@ -176,7 +177,7 @@ class Policy:
         """The same, with every row's prompt computed anew."""
         tokens = torch.cat([batch.prompt_tokens[batch.group], batch.tokens], 1)  # [N, S]
         mask = torch.cat([batch.prompt_mask[batch.group], batch.mask], 1)
-        hidden, _ = self.decoder(tokens, mask.long(), _positions(mask), use_cache=False)
+        hidden, _ = self.decoder(tokens, mask.long(), positions_of(mask), use_cache=False)
         width = batch.prompt_tokens.shape[1]
         return hidden[:, width - 1 : -1]
 
@@ -184,11 +185,8 @@ class Policy:
         self, hidden: Tensor, tokens: Tensor, temperature: float, support: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         size = max(1, HEAD_ELEMENTS // self.shape.vocab_size)
-        chunks = list(
-            zip(
-                hidden.split(size), tokens.split(size), support.split(size) if support is not None else _nothing(), strict=False
-            )
-        )
+        supports = itertools.repeat(None) if support is None else support.split(size)
+        chunks = list(zip(hidden.split(size), tokens.split(size), supports, strict=False))
         results = [
             checkpoint(self._head_chunk, *chunk, temperature, use_reentrant=False)
             if torch.is_grad_enabled() and len(chunks) > 1
@@ -210,7 +208,7 @@ class Policy:
         tokens = torch.tensor([[self.eos_ids[0], self.pad_id]], device=self.device)
         mask = torch.ones_like(tokens)
         with torch.no_grad(), self.autocast():
-            hidden, _ = self.decoder(tokens, mask, _positions(mask.bool()), use_cache=False)
+            hidden, _ = self.decoder(tokens, mask, positions_of(mask.bool()), use_cache=False)
             whole = self._base(input_ids=tokens, attention_mask=mask).logits[0].float()
             apart = self.head(hidden[0])
         if not torch.allclose(whole, apart, rtol=1e-2, atol=1e-2):
@@ -231,7 +229,7 @@ class Policy:
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Within, the policy computes as the reference does: the base with the adapter off, or with the one it started from."""
-        trained, share = self._base, self.share_prompt
+        trained = self._base
         with contextlib.ExitStack() as stack:
             if self.options.start_adapter:
                 self.model.set_adapter("reference")
@@ -245,7 +243,7 @@ class Policy:
             try:
                 yield
             finally:
-                self._base, self.share_prompt = trained, share
+                self._base = trained
 
     def _activate_trained(self) -> None:
         self.model.set_adapter("default")
@@ -298,12 +296,7 @@ def unpack(bits: Tensor, vocabulary: int) -> Tensor:
     return (bits[..., None] & weights).bool().flatten(-2)[..., :vocabulary]
 
 
-def _nothing() -> Iterator[None]:
-    while True:
-        yield None
-
-
-def _positions(mask: Tensor) -> Tensor:
+def positions_of(mask: Tensor) -> Tensor:
     """Position ids that count tokens and not padding: bool `[rows, t] -> long [rows, t]`."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 

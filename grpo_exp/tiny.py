@@ -8,7 +8,6 @@ from typing import Any
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 CHARACTERS = string.digits + " +-*/=().,:;?!'\"<>\n" + string.ascii_lowercase + string.ascii_uppercase
-CHAT = "{% for m in messages %}{{ m['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}"
 
 
 def tokenizer() -> Any:

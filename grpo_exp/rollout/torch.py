@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo_exp.batch import Prompts, Rollout
-from grpo_exp.policy import pack
+from grpo_exp.policy import pack, positions_of
 from grpo_exp.rollout.base import Engine, Sampling, uniforms
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class _Decoding:
     def run(self) -> _Decoding:
         """Decode until every row has ended or has `max_new_tokens` tokens."""
         policy, steps = self.policy, self.sampling.max_new_tokens
-        positions = (self.prompt_mask.long().cumsum(-1) - 1).clamp(min=0)
-        prompt, cache = policy.decoder(self.prompt_tokens, self.prompt_mask.long(), positions)
+        prompt, cache = policy.decoder(self.prompt_tokens, self.prompt_mask.long(), positions_of(self.prompt_mask))
         hidden = prompt[self.local, -1]  # [n, H]
         cache.batch_select_indices(self.local)
         width = self.prompt_mask.shape[1]
