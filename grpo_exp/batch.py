@@ -10,10 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
@@ -164,11 +167,16 @@ class TokenBatch:
         group: long `[N]`, index of each row's prompt.
         tokens, mask: long and bool `[N, T]`, completions, right-padded.
         loss_mask: bool `[N, T]`, the part of `mask` that the loss is taken over.
+        finished: bool `[N]`, True where the sample ended by itself; None for stored data.
+        reward, outcome: `[N]`, the rewards' total and the part that says right or wrong; None for stored data.
         behaviour_logp: `[N, T]`, from the rollout; None for stored data.
         old_logp: `[N, T]`, of the policy before the first update on this batch; None where it equals the policy's own
             (one optimizer step a rollout), and then the ratio is exactly 1.
-        ref_logp: `[N, T]`, of the frozen reference; None where no KL is asked for.
+        entropy: `[N, T]`, the policy's before the first update on this batch; None where no loss asks for it.
+        ref_logp: `[N, T]`, of the reference; None where no KL is asked for.
+        values: `[N, T]`, the critic's before the first update, of the state in which each token was chosen; None without one.
         advantages: `[N, T]`.
+        returns: `[N, T]`, what the critic is to predict; None without one.
         support: as in `Rollout`.
     """
 
@@ -178,55 +186,100 @@ class TokenBatch:
     tokens: Tensor
     mask: Tensor
     loss_mask: Tensor
+    finished: Tensor | None = None
+    reward: Tensor | None = None
+    outcome: Tensor | None = None
     behaviour_logp: Tensor | None = None
     old_logp: Tensor | None = None
+    entropy: Tensor | None = None
     ref_logp: Tensor | None = None
+    values: Tensor | None = None
     advantages: Tensor | None = None
+    returns: Tensor | None = None
     support: Tensor | None = None
+
+    unit: ClassVar[int] = 1
+    """Consecutive rows that belong together: a micro-batch or minibatch holds all of them or none."""
 
     def __post_init__(self) -> None:
         _check(
             prompt_tokens=(self.prompt_tokens, ("B", "P")),
             prompt_mask=(self.prompt_mask, ("B", "P")),
             group=(self.group, ("N",)),
+            **{name: (getattr(self, name), ("N",)) for name in self._ROWS if getattr(self, name) is not None},
             **{name: (getattr(self, name), ("N", "T")) for name in self._ROW_TOKENS if getattr(self, name) is not None},
         )
 
-    _ROW_TOKENS = ("tokens", "mask", "loss_mask", "behaviour_logp", "old_logp", "ref_logp", "advantages")
+    _ROWS = ("finished", "reward", "outcome")
+    _ROW_TOKENS = (
+        *("tokens", "mask", "loss_mask", "behaviour_logp", "old_logp", "entropy", "ref_logp"),
+        *("values", "advantages", "returns"),
+    )
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
-    def with_(self, **fields: Any) -> TokenBatch:
+    def with_(self, **fields: Any) -> Self:
         """A copy with some fields replaced."""
         return dataclasses.replace(self, **fields)
 
-    def rows(self, index: Tensor) -> TokenBatch:
+    def rows(self, index: Tensor) -> Self:
         """The given rows (long `[n]`), with only their prompts, padding trimmed to their longest."""
         kept, group = torch.unique(self.group[index], return_inverse=True)
         p = int(self.prompt_mask[kept].sum(-1).max())
         t = max(1, int(self.mask[index].sum(-1).max()))
         by_row: dict[str, Any] = {
-            name: None if (x := getattr(self, name)) is None else x[index, :t] for name in (*self._ROW_TOKENS, "support")
+            **{name: None if (x := getattr(self, name)) is None else x[index] for name in self._ROWS},
+            **{name: None if (x := getattr(self, name)) is None else x[index, :t] for name in (*self._ROW_TOKENS, "support")},
         }
         width = self.prompt_tokens.shape[1]
-        return TokenBatch(
+        return type(self)(
             prompt_tokens=self.prompt_tokens[kept, width - p :],
             prompt_mask=self.prompt_mask[kept, width - p :],
             group=group,
             **by_row,
         )
 
-    def split(self, size: int) -> Iterator[tuple[Tensor, TokenBatch]]:
-        """Micro-batches of at most `size` consecutive rows, each with the indices of its rows."""
+    def split(self, size: int) -> Iterator[tuple[Tensor, Self]]:
+        """Micro-batches of at most `size` consecutive rows (or one unit), each with the indices of its rows."""
+        size = max(1, size // self.unit) * self.unit
         for start in range(0, len(self), size):
             index = torch.arange(start, min(start + size, len(self)), device=self.tokens.device)
             yield index, self.rows(index)
 
-    def to(self, device: torch.device | str) -> TokenBatch:
+    def to(self, device: torch.device | str) -> Self:
         """The batch on another device."""
         moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return TokenBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        return type(self)(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+
+
+@dataclass(frozen=True)
+class PairBatch(TokenBatch):
+    """M preference pairs as 2 M rows: row 2 m is the chosen completion of pair m, row 2 m + 1 the rejected one.
+
+    Both belong to the same prompt, which is computed once for the two.
+    """
+
+    unit: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self) % 2 or not torch.equal(self.group[0::2], self.group[1::2]):
+            raise ValueError(f"PairBatch: {len(self)} rows are not pairs of the same prompt each")
+
+
+class Outputs(NamedTuple):
+    """What a forward pass says of a batch's tokens, `[N, T]` each, float32, 0 outside the mask.
+
+    Attributes:
+        logp: log-probs of the tokens.
+        entropy: entropy in nats of the distribution that each token was chosen from.
+        values: the critic's estimate of the state in which each token was chosen; None without a critic.
+    """
+
+    logp: Tensor
+    entropy: Tensor
+    values: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,9 @@ class Online(_Ordered):
         sampling: Sampling,
         prompts_per_step: int,
         rows: int,
-        mask_truncated: bool,
     ) -> None:
         self.policy, self.engine, self.rewards, self.examples, self.order = policy, engine, rewards, examples, order
-        self.sampling, self.count, self.rows, self.mask_truncated = sampling, prompts_per_step, rows, mask_truncated
+        self.sampling, self.count, self.rows = sampling, prompts_per_step, rows
 
     def draw(self, step: int) -> Experience:
         started = time.perf_counter()
@@ -96,14 +95,16 @@ class Online(_Ordered):
             "time/rollout": sampled - started,
             "time/reward": scored - sampled,
         }
-        keep = rollout.finished if self.mask_truncated else torch.ones_like(rollout.finished)
         batch = TokenBatch(
             prompt_tokens=prompts.tokens,
             prompt_mask=prompts.mask,
             group=rollout.group,
             tokens=rollout.tokens,
             mask=rollout.mask,
-            loss_mask=rollout.mask & keep[:, None],
+            loss_mask=rollout.mask,
+            finished=rollout.finished,
+            reward=rewards.total.to(rollout.tokens.device),
+            outcome=rewards.outcome.to(rollout.tokens.device),
             behaviour_logp=rollout.behaviour_logp,
             support=rollout.support,
         )

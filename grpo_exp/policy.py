@@ -8,7 +8,7 @@ import inspect
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_exp import model as model_source
 from grpo_exp import ops
-from grpo_exp.batch import Example, Message, Prompts, TokenBatch
+from grpo_exp.batch import Example, Message, Outputs, Prompts, TokenBatch
 from grpo_exp.errors import DataError, ModelError
 from grpo_exp.model import ModelOptions
 
 HEAD_ELEMENTS = 2**24
 """Logits that exist at a time: 64 MiB in float32."""
-
-
-class LogProbs(NamedTuple):
-    """`[N, T]` each, float32, 0 outside the mask: log-probs of the batch's tokens, and the entropy (no gradient) there."""
-
-    logp: Tensor
-    entropy: Tensor
 
 
 class Policy:
@@ -142,22 +135,23 @@ class Policy:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def logp(self, batch: TokenBatch, temperature: float, train: bool = False) -> LogProbs:
-        """Log-probs of the batch's tokens under the distribution that is sampled from at `temperature`.
+    def forward(self, batch: TokenBatch, temperature: float, train: bool = False, entropy_gradient: bool = False) -> Outputs:
+        """What the policy says of the batch's tokens under the distribution that is sampled from at `temperature`.
 
         Only completion positions meet the language-model head, in chunks whose logits are recomputed in the backward pass, so
-        that no `[N, T, V]` tensor ever exists. `train` turns dropout and gradient checkpointing on.
+        that no `[N, T, V]` tensor ever exists. `train` turns dropout and gradient checkpointing on; entropies have no gradient
+        unless `entropy_gradient` asks for it.
         """
         self.model.train(train)
         try:
             with self.autocast():
                 hidden = (self._hidden_shared if self.share_prompt else self._hidden_whole)(batch)[batch.mask]  # [n, H]
                 support = None if batch.support is None else batch.support[batch.mask]  # [n, V / 8]
-                logp, entropy = self._chunked_head(hidden, batch.tokens[batch.mask], temperature, support)
+                logp, entropy = self._chunked_head(hidden, batch.tokens[batch.mask], temperature, support, entropy_gradient)
         finally:
             self.model.eval()
         empty = torch.zeros(batch.tokens.shape, device=self.device)
-        return LogProbs(empty.masked_scatter(batch.mask, logp), empty.masked_scatter(batch.mask, entropy))
+        return Outputs(empty.masked_scatter(batch.mask, logp), empty.masked_scatter(batch.mask, entropy))
 
     def _hidden_shared(self, batch: TokenBatch) -> Tensor:
         """Hidden states that predict each completion token, `[N, T, H]`, each prompt computed once."""
@@ -182,24 +176,26 @@ class Policy:
         return hidden[:, width - 1 : -1]
 
     def _chunked_head(
-        self, hidden: Tensor, tokens: Tensor, temperature: float, support: Tensor | None
+        self, hidden: Tensor, tokens: Tensor, temperature: float, support: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         size = max(1, HEAD_ELEMENTS // self.shape.vocab_size)
         supports = itertools.repeat(None) if support is None else support.split(size)
         chunks = list(zip(hidden.split(size), tokens.split(size), supports, strict=False))
         results = [
-            checkpoint(self._head_chunk, *chunk, temperature, use_reentrant=False)
+            checkpoint(self._head_chunk, *chunk, temperature, entropy_gradient, use_reentrant=False)
             if torch.is_grad_enabled() and len(chunks) > 1
-            else self._head_chunk(*chunk, temperature)
+            else self._head_chunk(*chunk, temperature, entropy_gradient)
             for chunk in chunks
         ]
         return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
 
-    def _head_chunk(self, hidden: Tensor, tokens: Tensor, support: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    def _head_chunk(
+        self, hidden: Tensor, tokens: Tensor, support: Tensor | None, temperature: float, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         logits = self.head(hidden) / temperature  # [n, V]
         kept = None if support is None else unpack(support, logits.shape[-1])
         logp = ops.token_logp(logits, tokens, kept)
-        with torch.no_grad():
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = ops.entropy(logits)
         return logp, entropy
 

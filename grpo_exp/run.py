@@ -127,7 +127,6 @@ def _assemble(
             sampling,
             root.prompts_per_step,
             rows["rollout_rows"],
-            mask_truncated=getattr(config.algo, "mask_truncated", False),
         )
     else:
         source = Offline(policy, data.train, order, root.prompts_per_step, root.max_new_tokens)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grpo_exp.algos.base import Algorithm
-from grpo_exp.batch import Rewards, TokenBatch
+from grpo_exp.batch import Outputs, Rewards, TokenBatch
 from grpo_exp.checkpoint import Checkpoints, State
 from grpo_exp.errors import NumericsError, Stopped
 from grpo_exp.evaluate import Evaluation, Evaluator
@@ -132,9 +132,11 @@ class Trainer:
         started = time.perf_counter()
         drawn = self.source.draw(step)
         ready = time.perf_counter()
-        batch = self.algorithm.credit(self._with_logp(drawn.batch), drawn.rewards)
+        batch = self.algorithm.select(drawn.batch)
+        if len(batch):
+            batch = self.algorithm.credit(self._with_outputs(batch))
         known = time.perf_counter()
-        metrics = self._update(batch, step)
+        metrics = self._update(batch, step) if len(batch) else {}
         done = time.perf_counter()
         self.tokens += drawn.tokens
         self._record_outcome(drawn.rewards)
@@ -147,26 +149,33 @@ class Trainer:
             "throughput/tokens_per_s": drawn.tokens / (done - started),
             "memory/peak_gib": peak_gib(self.policy.device),
         }
+        self.algorithm.observe(metrics)
         self._row("train", step, metrics)
         if drawn.samples:
             self.tracker.samples([{"step": step, **row} for row in drawn.samples])
 
     @torch.no_grad()
-    def _with_logp(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with log-probs of the reference and of the policy itself, where the algorithm needs them."""
-        if self.algorithm.needs_reference:
+    def _with_outputs(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with what the reference and the policy itself say of it, where the algorithm needs that."""
+        algorithm = self.algorithm
+        if algorithm.needs_reference:
             with self.policy.reference():
-                batch = batch.with_(ref_logp=self._logp(batch))
-        if self.algorithm.needs_old_logp:
-            batch = batch.with_(old_logp=self._logp(batch))
+                batch = batch.with_(ref_logp=self._forward(batch).logp)
+        if algorithm.needs_old_logp or algorithm.needs_entropy or algorithm.needs_values:
+            old = self._forward(batch)
+            batch = batch.with_(
+                old_logp=old.logp if algorithm.needs_old_logp else None,
+                entropy=old.entropy if algorithm.needs_entropy else None,
+                values=old.values if algorithm.needs_values else None,
+            )
         return batch
 
-    def _logp(self, batch: TokenBatch) -> Tensor:
-        """Log-probs of all rows, micro-batch by micro-batch as in the update: `[N, T]`."""
-        out = torch.zeros(batch.tokens.shape, device=self.policy.device)
+    def _forward(self, batch: TokenBatch) -> Outputs:
+        """All rows without gradient, micro-batch by micro-batch as in the update."""
+        whole = _Gathered(batch)
         for index, micro in batch.split(self.update_rows):
-            out[index, : micro.tokens.shape[1]] = self.policy.logp(micro, self.temperature).logp
-        return out
+            whole.put(index, self.policy.forward(micro, self.temperature))
+        return whole.outputs()
 
     def _update(self, batch: TokenBatch, step: int) -> Metrics:
         """All optimizer steps on one batch."""
@@ -177,9 +186,9 @@ class Trainer:
         first: Metrics = {}
         for number, rows in enumerate(self._minibatches(batch, step)):
             part = batch if rows is None else batch.rows(rows)
-            logp, entropy, loss = self._accumulate(part, meter)
+            now, loss = self._accumulate(part, meter)
             if number == 0:
-                first = self._first_pass(part, logp, entropy)
+                first = self._first_pass(part, now)
             norms.append(self._optimizer_step(step))
             losses.append(loss)
         adv = {} if batch.advantages is None else {"adv/absmax": batch.advantages.abs().max().item()}
@@ -202,35 +211,31 @@ class Trainer:
             seed = int(np.random.SeedSequence((self.seed, MINIBATCH_STREAM, step, epoch)).generate_state(1)[0])
             generator = torch.Generator().manual_seed(seed)
             rank = torch.randperm(int(batch.group.max()) + 1, generator=generator).to(batch.group.device)
-            parts += rank[batch.group].argsort(stable=True).tensor_split(algorithm.minibatches)
+            units = rank[batch.group[:: batch.unit]].argsort(stable=True).tensor_split(algorithm.minibatches)
+            parts += [(part[:, None] * batch.unit + torch.arange(batch.unit, device=part.device)).flatten() for part in units]
         return parts
 
-    def _accumulate(self, batch: TokenBatch, meter: Meter) -> tuple[Tensor, Tensor, float]:
-        """Gradients of one optimizer step, micro-batch by micro-batch: log-probs and entropies `[N, T]`, and the loss."""
+    def _accumulate(self, batch: TokenBatch, meter: Meter) -> tuple[Outputs, float]:
+        """Gradients of one optimizer step, micro-batch by micro-batch: what the policy said, and the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         count = self.algorithm.count(batch).clamp(min=1)  # 0 where every row is left out of the loss
-        logp, entropy = (
-            torch.zeros(batch.tokens.shape, device=self.policy.device),
-            torch.zeros_like(batch.tokens, dtype=torch.float32),
-        )
-        total = 0.0
+        whole, total = _Gathered(batch), 0.0
         for index, micro in batch.split(self.update_rows):
-            now = self.policy.logp(micro, self.temperature, train=True)
-            loss = self.algorithm.loss(now.logp, now.entropy, micro)
+            now = self.policy.forward(micro, self.temperature, train=True, entropy_gradient=self.algorithm.entropy_gradient)
+            loss = self.algorithm.loss(now, micro)
             (loss.total / count).backward()
             meter.add(loss)
             total += float(loss.total.detach() / count)
-            width = micro.tokens.shape[1]
-            logp[index, :width], entropy[index, :width] = now.logp.detach(), now.entropy
-        return logp, entropy, total
+            whole.put(index, now)
+        return whole.outputs(), total
 
-    def _first_pass(self, batch: TokenBatch, logp: Tensor, entropy: Tensor) -> Metrics:
+    def _first_pass(self, batch: TokenBatch, now: Outputs) -> Metrics:
         """What is measured before the first optimizer step on a batch, when the policy is still the one that sampled it."""
-        metrics = {"entropy/mean": entropy[batch.mask].mean().item()}
+        metrics = {"entropy/mean": now.entropy[batch.mask].mean().item()}
         if batch.ref_logp is not None:
-            metrics |= drift_metrics(logp, batch.ref_logp, batch.mask)
+            metrics |= drift_metrics(now.logp, batch.ref_logp, batch.mask)
         if batch.behaviour_logp is not None:
-            metrics |= mismatch_metrics(batch.behaviour_logp, logp, batch.mask)
+            metrics |= mismatch_metrics(batch.behaviour_logp, now.logp, batch.mask)
         return metrics
 
     def _optimizer_step(self, step: int) -> float:
@@ -281,10 +286,28 @@ class Trainer:
             "tokens": self.tokens,
             "source": self.source.state(),
             "train_outcomes": list(self.train_outcomes),
+            "algorithm": self.algorithm.state(),
         }
         state = State(self.policy.state(), self.optimizer.state_dict(), progress)
         # An objective measured at another step says nothing about these weights.
         self.checkpoints.save(step, state, self._objective() if self.evaluated == step else None)
+
+
+class _Gathered:
+    """Outputs of all rows of a batch, put together from those of its micro-batches, without gradient."""
+
+    def __init__(self, batch: TokenBatch) -> None:
+        self._like = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+        self._fields: dict[str, Tensor] = {}
+
+    def put(self, index: Tensor, part: Outputs) -> None:
+        """Keep the outputs of the given rows."""
+        for name, x in part._asdict().items():
+            if x is not None:
+                self._fields.setdefault(name, torch.zeros_like(self._like))[index, : x.shape[1]] = x.detach()
+
+    def outputs(self) -> Outputs:
+        return Outputs(**self._fields)
 
 
 def peak_gib(device: torch.device) -> float:

@@ -38,42 +38,39 @@ class Length(Reward):
         return [float(len(ids)) for ids in completions.token_ids]
 
 
-def online(mask_truncated: bool, examples: list[Example] = EXAMPLES) -> Online:
+def online(examples: list[Example] = EXAMPLES) -> Online:
     model = policy()
     model.eos_ids = list(range(2, 89, 4))
     engine = TorchEngine("torch", 1.0, 0, [])
     rewards = RewardSum({"length": Length("length", 1.0, "outcome")})
     order = PromptOrder(examples, 0, 0)
-    return Online(model, engine, rewards, examples, order, Sampling(1.0, 5, 4, (3, 0, 0)), 2, 100, mask_truncated)
+    return Online(model, engine, rewards, examples, order, Sampling(1.0, 5, 4, (3, 0, 0)), 2, 100)
 
 
 def test_samples_and_their_rewards_stay_together() -> None:
-    drawn = online(False).draw(1)
+    drawn = online().draw(1)
     assert drawn.rewards is not None
     assert drawn.rewards.total.tolist() == drawn.batch.mask.sum(-1).tolist() == [row["length"] for row in drawn.samples]
     assert drawn.tokens == int(drawn.batch.mask.sum())
     assert [row["reference"] for row in drawn.samples] == [EXAMPLES["ab".index(row["id"])].answer for row in drawn.samples]
     assert torch.equal(drawn.batch.loss_mask, drawn.batch.mask)
-
-
-def test_truncated_samples_can_be_left_out_of_the_loss() -> None:
-    drawn = online(True).draw(1)
-    finished = torch.tensor([row["finished"] for row in drawn.samples])
-    assert 0 < finished.sum() < 8
-    assert torch.equal(drawn.batch.loss_mask, drawn.batch.mask & finished[:, None])
+    assert drawn.batch.reward is not None and drawn.batch.reward.tolist() == drawn.rewards.total.tolist()
+    assert drawn.batch.finished is not None
+    assert drawn.batch.finished.tolist() == [row["finished"] for row in drawn.samples]
+    assert 0 < drawn.batch.finished.sum() < 8
 
 
 def test_each_step_draws_other_numbers_and_repeats() -> None:
-    same = online(False, EXAMPLES[:1])  # the prompt is always the same one
+    same = online(EXAMPLES[:1])  # the prompt is always the same one
     assert [row["completion"] for row in same.draw(1).samples] != [row["completion"] for row in same.draw(2).samples]
-    one = online(False)
+    one = online()
     first, second = one.draw(1), one.draw(2)
     assert [row["completion"] for row in first.samples] != [row["completion"] for row in second.samples]
-    again = online(False)
+    again = online()
     assert [row["completion"] for row in again.draw(1).samples] == [row["completion"] for row in first.samples]
     # From a saved place in the data, step 2 is what it was.
-    later = online(False)
+    later = online()
     later.draw(1)
-    resumed = online(False)
+    resumed = online()
     resumed.load(later.state())
     assert [row["completion"] for row in resumed.draw(2).samples] == [row["completion"] for row in second.samples]

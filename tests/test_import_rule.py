@@ -37,7 +37,7 @@ OWNERS = {
     "hydra": {"command_line", "compose", "app", "run", "sweep.*"},
     "omegaconf": {"schema", "compose", "config", "app", "run", "subject", "verbs.*", "sweep.*"},
 }
-LIGHT = {"torch", "numpy", "math_verify"}
+LIGHT = {"torch", "numpy", "math_verify", "typing_extensions"}
 """What levels 0 to 2 may import besides Python's own."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo_exp import losses
 from grpo_exp.algos.grpo import GRPO, KL
-from grpo_exp.batch import LossSum, Rewards, TokenBatch
+from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.errors import ConfigError
 from grpo_exp.metrics import Meter
 
@@ -109,7 +109,7 @@ def grpo(**changes: Any) -> GRPO:
 def evaluate(algorithm: GRPO, of: TokenBatch) -> tuple[float, Tensor, LossSum]:
     """The loss and its gradient with respect to the log-probs, divided as the loop divides."""
     logp = double(LOGP).requires_grad_()
-    loss = algorithm.loss(logp, torch.zeros(4, 4), of)
+    loss = algorithm.loss(Outputs(logp, torch.zeros(4, 4)), of)
     total = loss.total / algorithm.count(of).clamp(min=1)
     total.backward()
     assert logp.grad is not None
@@ -218,16 +218,18 @@ def test_constants_above_are_those_of_the_reference_file() -> None:
 # ---- through the algorithm as the trainer uses it
 
 
-def rewards(total: list[float]) -> Rewards:
-    values = torch.tensor(total, dtype=torch.float64)
-    return Rewards(total=values, parts={}, outcome=values)
+def test_truncated_samples_can_be_left_out_of_the_loss() -> None:
+    finished = torch.tensor([True, False, True, False])
+    rows = batch(advantages=None, reward=double([1.0, 0.0, 0.5, 0.0]), finished=finished)
+    assert torch.equal(grpo(mask_truncated=True).credit(rows).loss_mask, mask() & finished[:, None])
+    assert torch.equal(grpo().credit(rows).loss_mask, mask())
 
 
 def test_credit_matches_the_reference() -> None:
     """Group mean and sample standard deviation with eps 1e-6, and without a standard deviation (TRL and verl, as above)."""
     groups = [0.7071057811879616, -0.7071057811879616, 0.7071047811922043, -0.7071047811922043]
     for std, expected in (("group", groups), ("none", [0.5, -0.5, 0.25, -0.25])):
-        credited = grpo(std=std).credit(batch(advantages=None), rewards([1.0, 0.0, 0.5, 0.0]))
+        credited = grpo(std=std).credit(batch(advantages=None, reward=double([1.0, 0.0, 0.5, 0.0])))
         assert credited.advantages is not None
         torch.testing.assert_close(credited.advantages, double(expected)[:, None].expand(4, 4), **CLOSE)
 
@@ -236,7 +238,7 @@ def test_kl_in_the_reward_is_taken_off_before_the_group_mean() -> None:
     """R - beta * sum of k1 over the row's tokens; the loss then has no KL term."""
     algorithm = grpo(std="none", beta=0.5, kl=KL("reward", "k1", "estimator"))
     dirty = double(OLD_LOGP).masked_fill(~mask(), 7.0)
-    credited = algorithm.credit(batch(advantages=None, old_logp=dirty), rewards([1.0, 0.0, 0.5, 0.0]))
+    credited = algorithm.credit(batch(advantages=None, old_logp=dirty, reward=double([1.0, 0.0, 0.5, 0.0])))
     # old - ref, summed over the rows' tokens: -0.1+0.1+0.2+0.2, 0.1+0.2-0.3, 0.1+0.2, 0.1-0.3+0.3+0.3
     shaped = [1.0 - 0.5 * 0.4, 0.0, 0.5 - 0.5 * 0.3, -0.5 * 0.4]
     first, second = (shaped[0] - shaped[1]) / 2, (shaped[2] - shaped[3]) / 2
@@ -265,7 +267,7 @@ def test_micro_batches_give_the_numbers_of_one(aggregation: str, size: int) -> N
     logp = double(LOGP).requires_grad_()
     split_total = torch.zeros((), dtype=torch.float64)
     for index, micro in whole.split(size):
-        part = algorithm.loss(logp[index, : micro.tokens.shape[1]], torch.zeros(micro.tokens.shape), micro)
+        part = algorithm.loss(Outputs(logp[index, : micro.tokens.shape[1]], torch.zeros(micro.tokens.shape)), micro)
         split_total = split_total + part.total / algorithm.count(whole)
         meter.add(part)
     split_total.backward()

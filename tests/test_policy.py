@@ -43,7 +43,7 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(architecture: s
     rows = batch(model)
     expected = plain_logp(model, rows, 0.7)
     expected_gradients = gradients(model, (expected * weights(rows)).sum())
-    got = model.logp(rows, 0.7, train=True)
+    got = model.forward(rows, 0.7, train=True)
     torch.testing.assert_close(got.logp, expected.detach(), **CLOSE)
     assert got.logp.dtype == torch.float32
     assert not got.logp[~rows.mask].any() and not got.entropy[~rows.mask].any()
@@ -53,7 +53,7 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(architecture: s
 def test_entropy_is_that_of_the_distribution_sampled_from() -> None:
     model = policy("qwen")
     rows = batch(model)
-    entropy = model.logp(rows, 0.7).entropy
+    entropy = model.forward(rows, 0.7).entropy
     prompt = rows.prompt_tokens[0][rows.prompt_mask[0]]  # row 3 is the second of group 0
     logits = model.model(input_ids=torch.cat([prompt, rows.tokens[3]])[None]).logits[0, len(prompt) - 1 : -1] / 0.7
     torch.testing.assert_close(entropy[3], torch.distributions.Categorical(logits=logits).entropy(), **CLOSE)
@@ -74,7 +74,7 @@ def test_padding_changes_nothing(architecture: str, shared: bool) -> None:
         mask=torch.cat([rows.mask, torch.zeros_like(two, dtype=torch.bool)], 1),
         loss_mask=torch.cat([rows.mask, torch.zeros_like(two, dtype=torch.bool)], 1),
     )
-    one, other = model.logp(rows, 1.0), model.logp(padded, 1.0)
+    one, other = model.forward(rows, 1.0), model.forward(padded, 1.0)
     torch.testing.assert_close(other.logp[:, :6], one.logp, **CLOSE)
     assert not other.logp[:, 6:].any()
     assert_same_gradients(
@@ -88,31 +88,33 @@ def test_what_stands_in_the_padding_changes_nothing() -> None:
     other = rows.with_(
         tokens=rows.tokens.masked_fill(~rows.mask, 2), prompt_tokens=rows.prompt_tokens.masked_fill(~rows.prompt_mask, 33)
     )
-    torch.testing.assert_close(model.logp(other, 1.0).logp, model.logp(rows, 1.0).logp, **CLOSE)
+    torch.testing.assert_close(model.forward(other, 1.0).logp, model.forward(rows, 1.0).logp, **CLOSE)
 
 
 def test_rows_do_not_see_each_other_and_order_does_not_matter() -> None:
     model = policy("llama")
     rows = batch(model)
-    expected = model.logp(rows, 1.0).logp
+    expected = model.forward(rows, 1.0).logp
     order = torch.tensor([4, 0, 5, 2, 3, 1])
-    torch.testing.assert_close(model.logp(rows.rows(order), 1.0).logp, expected[order], **CLOSE)
+    torch.testing.assert_close(model.forward(rows.rows(order), 1.0).logp, expected[order], **CLOSE)
     for index, micro in rows.split(2):
-        torch.testing.assert_close(model.logp(micro, 1.0).logp, expected[index, : micro.tokens.shape[1]], **CLOSE)
+        torch.testing.assert_close(model.forward(micro, 1.0).logp, expected[index, : micro.tokens.shape[1]], **CLOSE)
 
 
 def test_completions_of_one_token() -> None:
     model = policy("llama")
     rows = batch(model, lengths=(1,) * 6)
-    torch.testing.assert_close(model.logp(rows, 1.0).logp, plain_logp(model, rows).detach(), **CLOSE)
+    torch.testing.assert_close(model.forward(rows, 1.0).logp, plain_logp(model, rows).detach(), **CLOSE)
 
 
 def test_temperature_divides_the_logits() -> None:
     model = policy("llama")
     rows = batch(model)
     for temperature in (0.3, 1.0, 2.0):
-        torch.testing.assert_close(model.logp(rows, temperature).logp, plain_logp(model, rows, temperature).detach(), **CLOSE)
-    flat = model.logp(rows, 1e6).logp[rows.mask]
+        torch.testing.assert_close(
+            model.forward(rows, temperature).logp, plain_logp(model, rows, temperature).detach(), **CLOSE
+        )
+    flat = model.forward(rows, 1e6).logp[rows.mask]
     torch.testing.assert_close(
         flat, torch.full_like(flat, -torch.log(torch.tensor(float(VOCABULARY))).item()), rtol=0, atol=1e-3
     )
@@ -126,7 +128,7 @@ def test_the_head_in_chunks_gives_the_same(tokens_at_once: int, monkeypatch: pyt
         -1, rows.tokens[..., None], True
     )
     rows = rows.with_(support=pack(support))
-    whole = model.logp(rows, 0.7, train=True)
+    whole = model.forward(rows, 0.7, train=True)
     expected = gradients(model, (whole.logp * weights(rows)).sum())
     sizes: list[int] = []
     head = model.head
@@ -137,7 +139,7 @@ def test_the_head_in_chunks_gives_the_same(tokens_at_once: int, monkeypatch: pyt
 
     monkeypatch.setattr(model, "head", counted)
     monkeypatch.setattr(policy_module, "HEAD_ELEMENTS", tokens_at_once * VOCABULARY + 1)
-    chunked = model.logp(rows, 0.7, train=True)
+    chunked = model.forward(rows, 0.7, train=True)
     assert max(sizes) == min(tokens_at_once, int(rows.mask.sum()))
     torch.testing.assert_close(chunked.logp, whole.logp.detach(), rtol=0, atol=1e-6)
     torch.testing.assert_close(chunked.entropy, whole.entropy, rtol=0, atol=1e-6)
@@ -149,15 +151,15 @@ def test_support_renormalises() -> None:
     model = policy("llama")
     rows = batch(model)
     kept = torch.zeros(6, 6, VOCABULARY, dtype=torch.bool).scatter(-1, rows.tokens[..., None], True)
-    alone = model.logp(rows.with_(support=pack(kept)), 1.0).logp
+    alone = model.forward(rows.with_(support=pack(kept)), 1.0).logp
     assert alone[rows.mask].abs().max() < 1e-6  # nothing but the token itself
-    everything = model.logp(rows.with_(support=pack(torch.ones_like(kept))), 1.0).logp
-    torch.testing.assert_close(everything, model.logp(rows, 1.0).logp)
+    everything = model.forward(rows.with_(support=pack(torch.ones_like(kept))), 1.0).logp
+    torch.testing.assert_close(everything, model.forward(rows, 1.0).logp)
     kept[..., 40] = True
-    both = model.logp(rows.with_(support=pack(kept)), 1.0).logp
+    both = model.forward(rows.with_(support=pack(kept)), 1.0).logp
     mask = rows.mask & (rows.tokens != 40)
-    full = model.logp(rows, 1.0).logp
-    other = model.logp(
+    full = model.forward(rows, 1.0).logp
+    other = model.forward(
         rows.with_(tokens=torch.where(rows.mask, rows.tokens, 4)), 1.0
     ).logp  # rubbish in padding does not matter
     torch.testing.assert_close(other, full, **CLOSE)
@@ -169,7 +171,7 @@ def test_bfloat16_runs_near_float32(architecture: str) -> None:
     """Trained weights and log-probs stay in float32; only matrix products are rounded."""
     exact, rounded = policy(architecture), policy(architecture, torch.bfloat16)
     rows = batch(exact)
-    one, other = exact.logp(rows, 1.0, train=True).logp, rounded.logp(rows, 1.0, train=True).logp
+    one, other = exact.forward(rows, 1.0, train=True).logp, rounded.forward(rows, 1.0, train=True).logp
     assert other.dtype == torch.float32
     gap = (one - other)[rows.mask].abs()
     assert 0 < gap.mean() < 0.1
@@ -186,7 +188,7 @@ def test_gradient_checkpointing_computes_layers_again_and_gives_the_same(archite
     calls = []
     saving.model.get_decoder().layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
     rows = batch(plain)
-    one, other = plain.logp(rows, 1.0, train=True).logp, saving.logp(rows, 1.0, train=True).logp
+    one, other = plain.forward(rows, 1.0, train=True).logp, saving.forward(rows, 1.0, train=True).logp
     assert len(calls) == 1
     torch.testing.assert_close(other, one, **CLOSE)
     assert_same_gradients(gradients(plain, (one * weights(rows)).sum()), gradients(saving, (other * weights(rows)).sum()))
@@ -196,10 +198,10 @@ def test_gradient_checkpointing_computes_layers_again_and_gives_the_same(archite
 def test_dropout_acts_while_training_alone() -> None:
     model = policy("lora", lora_dropout=0.5)
     rows = batch(model)
-    still = model.logp(rows, 1.0).logp
-    assert torch.equal(model.logp(rows, 1.0).logp, still)
-    assert not torch.allclose(model.logp(rows, 1.0, train=True).logp, still, atol=1e-3)
-    assert torch.equal(model.logp(rows, 1.0).logp, still)  # off again afterwards
+    still = model.forward(rows, 1.0).logp
+    assert torch.equal(model.forward(rows, 1.0).logp, still)
+    assert not torch.allclose(model.forward(rows, 1.0, train=True).logp, still, atol=1e-3)
+    assert torch.equal(model.forward(rows, 1.0).logp, still)  # off again afterwards
 
 
 # ---- the reference
@@ -224,7 +226,7 @@ def with_reference(kind: str, folder: Path, dtype: torch.dtype = torch.float32, 
 
 def reference_logp(model: Policy, rows: TokenBatch) -> torch.Tensor:
     with torch.no_grad(), model.reference():
-        return model.logp(rows, 1.0).logp
+        return model.forward(rows, 1.0).logp
 
 
 @pytest.mark.parametrize("kind", ["copy", "lora", "start_adapter"])
@@ -233,23 +235,23 @@ def test_the_reference_is_the_starting_policy_and_stays_so(kind: str, tmp_path: 
     rows = batch(model)
     trainable = model.trainable()
     names, everything = list(model.state()), {name: p.detach().clone() for name, p in model.model.named_parameters()}
-    start = model.logp(rows, 1.0).logp
+    start = model.forward(rows, 1.0).logp
     assert torch.equal(reference_logp(model, rows), start.detach())  # KL exactly 0
     if kind == "start_adapter":
         torch.testing.assert_close(start.detach(), plain_logp(policy("lora"), rows).detach(), **CLOSE)
         torch.manual_seed(0)
-        assert not torch.allclose(start.detach(), policy("qwen").logp(rows, 1.0).logp, atol=0.01)  # not the bare model
+        assert not torch.allclose(start.detach(), policy("qwen").forward(rows, 1.0).logp, atol=0.01)  # not the bare model
 
     optimizer = torch.optim.SGD(trainable, lr=0.05)
     for _ in range(2):
         optimizer.zero_grad()
-        logp = model.logp(rows, 1.0, train=True).logp
+        logp = model.forward(rows, 1.0, train=True).logp
         kl = (logp - reference_logp(model, rows))[rows.mask].square().sum()
         (kl - logp.sum() / 10).backward()
         optimizer.step()
 
     torch.testing.assert_close(reference_logp(model, rows), start.detach(), rtol=0, atol=0)
-    assert (model.logp(rows, 1.0).logp - start).abs().max() > 0.01  # the policy did move
+    assert (model.forward(rows, 1.0).logp - start).abs().max() > 0.01  # the policy did move
     # Leaving the reference restored what learns, object for object.
     assert [id(p) for p in model.trainable()] == [id(p) for p in trainable]
     assert list(model.state()) == names
@@ -264,7 +266,7 @@ def test_kl_is_exactly_zero_before_the_first_update(kind: str, dtype: torch.dtyp
     """Between the reference without gradients and the training forward, rounded or recomputed as it may be."""
     model = with_reference(kind, tmp_path, dtype, gradient_checkpointing=saving)
     rows = batch(model)
-    assert torch.equal(reference_logp(model, rows), model.logp(rows, 1.0, train=True).logp.detach())
+    assert torch.equal(reference_logp(model, rows), model.forward(rows, 1.0, train=True).logp.detach())
 
 
 @pytest.mark.parametrize("kind", ["copy", "lora", "start_adapter"])
@@ -272,10 +274,10 @@ def test_an_error_within_the_reference_leaves_the_policy_whole(kind: str, tmp_pa
     model = with_reference(kind, tmp_path)
     move(model, 0.1)
     rows, names = batch(model), list(model.state())
-    before = model.logp(rows, 1.0).logp
+    before = model.forward(rows, 1.0).logp
     with pytest.raises(ZeroDivisionError), model.reference():
         raise ZeroDivisionError
-    assert torch.equal(model.logp(rows, 1.0).logp, before)
+    assert torch.equal(model.forward(rows, 1.0).logp, before)
     assert list(model.state()) == names
 
 
@@ -283,7 +285,7 @@ def test_gradients_never_reach_a_frozen_copy() -> None:
     model = with_reference("copy", Path())
     rows = batch(model)
     with model.reference():
-        assert not model.logp(rows, 1.0, train=True).logp.requires_grad
+        assert not model.forward(rows, 1.0, train=True).logp.requires_grad
 
 
 def test_a_reference_that_was_not_frozen_is_an_error() -> None:
@@ -317,7 +319,7 @@ def test_padding_may_be_the_end_of_sequence() -> None:
     assert (asked.tokens[~asked.mask] == 2).all()
     rows = batch(model)
     rows = rows.with_(tokens=rows.tokens.scatter(1, (rows.mask.sum(-1) - 1)[:, None], 2).masked_fill(~rows.mask, 2))
-    logp = model.logp(rows, 1.0).logp
+    logp = model.forward(rows, 1.0).logp
     assert (logp[rows.mask] < 0).all()
     torch.testing.assert_close(logp, plain_logp(model, rows).detach(), **CLOSE)
 
@@ -380,9 +382,9 @@ def test_weights_survive_a_round_trip(architecture: str) -> None:
     model, other = policy(architecture), policy(architecture)
     move(other, 0.2)
     rows = batch(model)
-    assert not torch.allclose(other.logp(rows, 1.0).logp, model.logp(rows, 1.0).logp, atol=1e-3)
+    assert not torch.allclose(other.forward(rows, 1.0).logp, model.forward(rows, 1.0).logp, atol=1e-3)
     other.load_state({name: value.clone() for name, value in model.state().items()})
-    assert torch.equal(other.logp(rows, 1.0).logp, model.logp(rows, 1.0).logp)
+    assert torch.equal(other.forward(rows, 1.0).logp, model.forward(rows, 1.0).logp)
     with pytest.raises(ModelError, match="do not fit"):
         other.load_state({"x": torch.zeros(1)})
 

@@ -56,7 +56,7 @@ def test_log_probs_while_sampling_are_those_of_the_training_forward(architecture
     model = ending(architecture)
     rollout = sampled(model, temperature=1.3, **sampler)
     assert len(set(rollout.mask.sum(-1).tolist())) > 1  # rows left at different times
-    again = model.logp(as_batch(rollout), 1.3).logp
+    again = model.forward(as_batch(rollout), 1.3).logp
     torch.testing.assert_close(rollout.behaviour_logp, again, rtol=0, atol=1e-4)
     assert (rollout.behaviour_logp[rollout.mask] < 0).any()
     assert not rollout.behaviour_logp[~rollout.mask].any()
@@ -127,7 +127,7 @@ def test_temperature_zero_is_greedy_decoding(architecture: str) -> None:
             pad_token_id=model.pad_id,
         )[:, asked.tokens.shape[1] :]
         assert torch.equal(ours.tokens, theirs)
-        torch.testing.assert_close(ours.behaviour_logp, model.logp(as_batch(ours), 1.0).logp, rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours.behaviour_logp, model.forward(as_batch(ours), 1.0).logp, rtol=0, atol=1e-4)
     assert ours.finished.any()  # the second set of ends was met
 
 
@@ -287,7 +287,7 @@ def test_dropout_is_off_while_sampling_and_the_model_is_left_as_it_was() -> None
     one = sampled(model)
     torch.manual_seed(123)
     assert torch.equal(sampled(model).tokens, one.tokens)
-    model.logp(as_batch(one), 1.0, train=True)  # turns dropout on, and off again
+    model.forward(as_batch(one), 1.0, train=True)  # turns dropout on, and off again
     assert torch.equal(sampled(model).tokens, one.tokens)
     assert not any(p.grad is not None for p in model.model.parameters())
     move(model, 0.5)
@@ -297,6 +297,6 @@ def test_dropout_is_off_while_sampling_and_the_model_is_left_as_it_was() -> None
 def test_bfloat16_sampling_is_near_its_training_forward() -> None:
     model = policy("qwen", torch.bfloat16)
     rollout = sampled(model)
-    gap = (rollout.behaviour_logp - model.logp(as_batch(rollout), 1.0).logp)[rollout.mask].abs()
+    gap = (rollout.behaviour_logp - model.forward(as_batch(rollout), 1.0).logp)[rollout.mask].abs()
     assert rollout.behaviour_logp.dtype == torch.float32
     assert gap.mean() < 0.05

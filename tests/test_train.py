@@ -18,7 +18,7 @@ from toy_policy import batch, policy
 
 from grpo_exp import checkpoint, config, run
 from grpo_exp.algos.base import Algorithm
-from grpo_exp.batch import LossSum, TokenBatch
+from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError, NumericsError, RunError
 from grpo_exp.experience import Experience
@@ -409,11 +409,11 @@ class Recording(Algorithm):
     def minibatches(self) -> int:
         return self.parts
 
-    def loss(self, logp: torch.Tensor, entropy: torch.Tensor, batch: TokenBatch) -> LossSum:
+    def loss(self, now: Outputs, batch: TokenBatch) -> LossSum:
         assert batch.advantages is not None
         self.seen.append(batch.advantages[:, 0].long().tolist())
         return LossSum(
-            self.factor * logp.sum(),
+            self.factor * now.logp.sum(),
             {"x": (batch.advantages[:, 0].sum(), torch.tensor(len(batch)))},
             {"y": batch.advantages.max()},
         )

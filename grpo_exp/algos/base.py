@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from grpo_exp.batch import LossSum, Rewards, TokenBatch
+from grpo_exp.batch import LossSum, Outputs, TokenBatch
+from grpo_exp.metrics import Metrics
 from grpo_exp.options import option
 
 
@@ -38,20 +39,49 @@ class Algorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """True where the frozen reference's log-probs are wanted in the batch."""
+        """True where the reference's log-probs are wanted in the batch."""
         return False
 
-    def credit(self, batch: TokenBatch, rewards: Rewards | None) -> TokenBatch:
+    @property
+    def needs_entropy(self) -> bool:
+        """True where the policy's entropies before the first update are wanted in the batch."""
+        return False
+
+    @property
+    def needs_values(self) -> bool:
+        """True where the critic's values before the first update are wanted in the batch."""
+        return False
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """True where the loss differentiates the entropy."""
+        return False
+
+    def select(self, batch: TokenBatch) -> TokenBatch:
+        """The rows to learn from, before any log-probs are computed; none at all skips the update."""
+        return batch
+
+    def credit(self, batch: TokenBatch) -> TokenBatch:
         """The batch with what the loss needs besides log-probs, over all rows of the rollout at once."""
         return batch
 
-    def loss(self, logp: Tensor, entropy: Tensor, batch: TokenBatch) -> LossSum:
-        """The loss of some rows as a sum: log-probs of the policy and its entropies, `[N, T]` each."""
+    def loss(self, now: Outputs, batch: TokenBatch) -> LossSum:
+        """The loss of some rows as a sum; `now` is what the policy says of them."""
         raise NotImplementedError
 
     def count(self, batch: TokenBatch) -> Tensor:
         """What the sum over all micro-batches of one optimizer step is divided by; 0 where nothing is in the loss."""
         raise NotImplementedError
+
+    def observe(self, metrics: Metrics) -> None:
+        """Told the metrics of each training step after it, for coefficients that adapt."""
+
+    def state(self) -> dict[str, Any]:
+        """What changes while training, as JSON values, for a checkpoint."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` returned."""
 
     def formula(self) -> str:
         """The loss as it is computed with these options, so that two runs can be compared by eye."""

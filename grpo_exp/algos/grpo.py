@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_exp import advantages, losses
 from grpo_exp.algos.base import Algorithm
-from grpo_exp.batch import LossSum, Rewards, TokenBatch
+from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.errors import ConfigError
 from grpo_exp.ops import kl_estimate, masked_sum
 from grpo_exp.options import option
@@ -79,18 +79,23 @@ class GRPO(Algorithm):
     def needs_reference(self) -> bool:
         return self.beta > 0 and self.kl.place != "none"
 
-    def credit(self, batch: TokenBatch, rewards: Rewards | None) -> TokenBatch:
-        assert rewards is not None
-        reward = rewards.total.to(batch.tokens.device)  # [N]
+    def credit(self, batch: TokenBatch) -> TokenBatch:
+        reward = batch.reward  # [N]
+        assert reward is not None
         if self.kl.place == "reward" and batch.ref_logp is not None:
             assert batch.old_logp is not None
             drift = kl_estimate(batch.old_logp, batch.ref_logp, self.kl.estimator)  # type: ignore[arg-type]  # [N, T]
             reward = reward - self.beta * drift.masked_fill(~batch.mask, 0).sum(-1)
         advantage = advantages.group_advantages(reward, batch.group, self.std, self.std_ddof, self.std_eps)  # type: ignore[arg-type]
-        return batch.with_(advantages=advantage[:, None].expand_as(batch.tokens))
+        batch = batch.with_(advantages=advantage[:, None].expand_as(batch.tokens))
+        if self.mask_truncated:
+            assert batch.finished is not None
+            batch = batch.with_(loss_mask=batch.loss_mask & batch.finished[:, None])
+        return batch
 
-    def loss(self, logp: Tensor, entropy: Tensor, batch: TokenBatch) -> LossSum:
+    def loss(self, now: Outputs, batch: TokenBatch) -> LossSum:
         assert batch.advantages is not None
+        logp = now.logp
         old = logp.detach() if batch.old_logp is None else batch.old_logp
         mask = batch.loss_mask
         # Masked before the exponentials: an overflow outside the mask would otherwise come back as 0 x inf in the gradient.
@@ -101,8 +106,8 @@ class GRPO(Algorithm):
         sums = {"loss/policy": (policy_sum.detach(), count)}
         if self.needs_reference and self.kl.place == "loss":
             assert batch.ref_logp is not None
-            now, ref = logp.masked_fill(~mask, 0), batch.ref_logp.masked_fill(~mask, 0)  # [N, T]
-            kl = losses.kl_penalty(now, ref, self.kl.estimator, self.kl.gradient)  # type: ignore[arg-type]
+            here, ref = logp.masked_fill(~mask, 0), batch.ref_logp.masked_fill(~mask, 0)  # [N, T]
+            kl = losses.kl_penalty(here, ref, self.kl.estimator, self.kl.gradient)  # type: ignore[arg-type]
             kl_sum = self._sum(kl, mask)
             total = total + self.beta * kl_sum
             sums["loss/kl"] = (kl_sum.detach(), count)

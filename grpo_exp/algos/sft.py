@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grpo_exp import losses
 from grpo_exp.algos.base import Algorithm
-from grpo_exp.batch import LossSum, TokenBatch
+from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.options import option
 
 
@@ -21,8 +21,8 @@ class SFT(Algorithm):
 
     online: ClassVar[bool] = False
 
-    def loss(self, logp: Tensor, entropy: Tensor, batch: TokenBatch) -> LossSum:
-        total = losses.aggregate_sum(-logp, batch.loss_mask, self.aggregation, 1)  # type: ignore[arg-type]
+    def loss(self, now: Outputs, batch: TokenBatch) -> LossSum:
+        total = losses.aggregate_sum(-now.logp, batch.loss_mask, self.aggregation, 1)  # type: ignore[arg-type]
         return LossSum(total)
 
     def count(self, batch: TokenBatch) -> Tensor:
