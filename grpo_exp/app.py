@@ -12,8 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from grpo_exp.command_line import ROOT, Request, options, read
-from grpo_exp.compose import compose, explain, is_sweep, register, sweep_jobs
+from grpo_exp.command_line import ROOT, Request, options, parse, read
+from grpo_exp.compose import compose, explain, is_sweep, register, sweep_config
 from grpo_exp.errors import ConfigError, GrpoError, InputError, RunError, Stopped
 
 if TYPE_CHECKING:
@@ -92,6 +92,24 @@ def check(request: Request) -> Config | None:
     return None
 
 
+def sweep_jobs(request: Request) -> list[Request]:
+    """Jobs of a sweep that have each value of a list, or the ends of an interval, at least once; for another sweeper than this
+    project's own, what is fixed.
+
+    Raises:
+        ConfigError: the sweep does not compose, or an option of it is wrong.
+    """
+    composed = sweep_config(request)
+    fixed = [word for word in request.overrides if parse(word).is_hydra_override()]
+    task = [word for word in request.overrides if word not in fixed]
+    if not str(composed.hydra.sweeper.get("_target_", "")).endswith("grpo_exp_sweeper.OptunaSweeper"):
+        return [request.with_words(fixed + [word for word in task if not parse(word).is_sweep_override()])]
+    from grpo_exp.sweep.sweeper import read_options
+
+    _, _, space = read_options(composed, task)
+    return [request.with_words([*fixed, *space.fixed, *space.words(point)]) for point in space.corners()]
+
+
 class _Jobs:
     """What Hydra calls once a job: the only one of a run, or each of a sweep.
 
@@ -105,14 +123,21 @@ class _Jobs:
         from grpo_exp.run import run
 
         self.count += 1
+        settings = HydraConfig.get()
+        watched = settings.mode == RunMode.MULTIRUN and settings.sweeper.get("trial") is not None
         try:
             return run(composed, self.checked)
-        except (InputError, Stopped) as error:
+        except Stopped as error:
+            raise _Ended(error) from error
+        except InputError as error:
+            if watched:  # one point of a space may be impossible; the sweep notes it and goes on
+                raise
             raise _Ended(error) from error
         except RunError as error:
-            settings = HydraConfig.get()
             if settings.mode == RunMode.RUN:
                 raise _Ended(error) from error
+            if watched:
+                raise
             self.failed.append(str(settings.job.num))
             sys.stderr.write(f"grpo_exp: run {settings.job.num} ({settings.job.override_dirname}) failed: {error}\n")
             if not str(settings.sweeper.get("_target_", "")).endswith(".BasicSweeper"):

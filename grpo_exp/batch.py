@@ -8,16 +8,18 @@ makes a new container with a new field; `reward` never changes meaning.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Batch = TypeVar("Batch", bound="TokenBatch")
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 
@@ -32,6 +34,7 @@ class Example:
         category: the stratum the item belongs to (a difficulty, a topic); "" where there is none.
         target: a worked completion for supervised training, None where the data has none.
         columns: the other fields of the row; a reward receives those it names.
+        chosen, rejected: the completions of a preference pair, None where the data has none.
     """
 
     id: str
@@ -40,6 +43,8 @@ class Example:
     category: str = ""
     target: str | None = None
     columns: dict[str, Any] = field(default_factory=dict)
+    chosen: str | None = None
+    rejected: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,8 @@ class TokenBatch:
         advantages: `[N, T]`.
         returns: `[N, T]`, what the critic is to predict; None without one.
         support: as in `Rollout`.
+        age: long `[N]`, steps since the row was sampled, 0 in the step that sampled it; None where that holds for all.
+        weights: `[N, T]`, importance weights of replayed rows, 1 elsewhere; None where all are 1.
     """
 
     prompt_tokens: Tensor
@@ -197,6 +204,8 @@ class TokenBatch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     support: Tensor | None = None
+    age: Tensor | None = None
+    weights: Tensor | None = None
 
     unit: ClassVar[int] = 1
     """Consecutive rows that belong together: a micro-batch or minibatch holds all of them or none."""
@@ -210,10 +219,10 @@ class TokenBatch:
             **{name: (getattr(self, name), ("N", "T")) for name in self._ROW_TOKENS if getattr(self, name) is not None},
         )
 
-    _ROWS = ("finished", "reward", "outcome")
+    _ROWS = ("finished", "reward", "outcome", "age")
     _ROW_TOKENS = (
         *("tokens", "mask", "loss_mask", "behaviour_logp", "old_logp", "entropy", "ref_logp"),
-        *("values", "advantages", "returns"),
+        *("values", "advantages", "returns", "weights"),
     )
 
     def __len__(self) -> int:
@@ -224,10 +233,10 @@ class TokenBatch:
         return dataclasses.replace(self, **fields)
 
     def rows(self, index: Tensor) -> Self:
-        """The given rows (long `[n]`), with only their prompts, padding trimmed to their longest."""
+        """The given rows (long `[n]`), with only their prompts, padding trimmed to their longest; none is an empty batch."""
         kept, group = torch.unique(self.group[index], return_inverse=True)
-        p = int(self.prompt_mask[kept].sum(-1).max())
-        t = max(1, int(self.mask[index].sum(-1).max()))
+        p = int(self.prompt_mask[kept].sum(-1).max()) if len(index) else 0
+        t = max(1, int(self.mask[index].sum(-1).max())) if len(index) else 1
         by_row: dict[str, Any] = {
             **{name: None if (x := getattr(self, name)) is None else x[index] for name in self._ROWS},
             **{name: None if (x := getattr(self, name)) is None else x[index, :t] for name in (*self._ROW_TOKENS, "support")},
@@ -251,6 +260,36 @@ class TokenBatch:
         """The batch on another device."""
         moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return type(self)(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """One batch of the rows of several, in order: prompts padded on the left and completions on the right to a common width.
+
+    Their groups stay apart, also where two have the same prompt. A batch without `age` counts as fresh.
+
+    Raises:
+        ValueError: some have a field and some do not.
+    """
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if any(batch.age is not None for batch in batches):
+        batches = [b if b.age is not None else b.with_(age=torch.zeros_like(b.group)) for b in batches]
+    p, t = (max(getattr(b, name).shape[1] for b in batches) for name in ("prompt_tokens", "tokens"))
+    offsets = itertools.accumulate([len(b.prompt_tokens) for b in batches[:-1]], initial=0)
+    joined: dict[str, Any] = {"group": torch.cat([b.group + offset for b, offset in zip(batches, offsets, strict=True)])}
+    for f in dataclasses.fields(first):
+        parts = [getattr(b, f.name) for b in batches]
+        if f.name == "group" or all(x is None for x in parts):
+            continue
+        if any(x is None for x in parts):
+            raise ValueError(f"{f.name}: some of the batches have it and some do not")
+        if f.name in ("prompt_tokens", "prompt_mask"):
+            parts = [nn.functional.pad(x, (p - x.shape[1], 0)) for x in parts]
+        elif f.name not in TokenBatch._ROWS:  # [N, T] or [N, T, V / 8]
+            parts = [nn.functional.pad(x, (0, 0) * (x.dim() - 2) + (0, t - x.shape[1])) for x in parts]
+        joined[f.name] = torch.cat(parts)
+    return type(first)(**joined)
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,12 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         "prompts_per_step": root.prompts_per_step,
         "G": root.G,
         "rows": total,
+        "rounds": config.experience.rounds,
         "updates_per_rollout": algorithm.optimizer_steps,
-        "tokens_max": total * root.max_new_tokens,
+        "tokens_max": total * root.max_new_tokens * config.experience.rounds,
         **rows,
     }
+    critic = {} if policy.critic is None else {"critic": sum(p.numel() for p in policy.critic.trainable())}
     adapter = None
     if config.model.adapter == "lora":
         adapter = f"lora r={config.model.lora_rank}" + (
@@ -44,8 +46,8 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         "objective": None,
         "folder": str(folder),
         "algo": algorithm.name,
-        "formula": algorithm.formula(),
-        "model": {"name": config.model.name, "parameters": parameters, "trainable": trainable, "adapter": adapter},
+        "formula": ";  ".join(part for part in (algorithm.formula(), config.experience.formula()) if part),
+        "model": {"name": config.model.name, "parameters": parameters, "trainable": trainable, "adapter": adapter, **critic},
         "data": {
             "name": config.data.name,
             "source": data.source,

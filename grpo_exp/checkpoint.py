@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -22,6 +22,7 @@ from grpo_exp.options import option
 
 MANIFEST = "manifest.json"
 FILES = ("weights.safetensors", "optimizer.pt", "progress.json")
+SOURCE = "source.safetensors"
 _CANNOT_WRITE = (OSError, SafetensorError, RuntimeError)
 """What a full disk looks like from Python, from safetensors and from torch.save."""
 
@@ -44,11 +45,13 @@ class State:
         weights: the weights that learn, by name.
         optimizer: the optimizer's state_dict.
         progress: counters, data position and the like, as JSON.
+        source: tensors of the source of batches, by name; no file is written where there are none.
     """
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     progress: dict[str, Any]
+    source: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -69,7 +72,9 @@ class Checkpoints:
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            save_file({k: v.detach().cpu().contiguous() for k, v in state.weights.items()}, temporary / "weights.safetensors")
+            _write(state.weights, temporary / "weights.safetensors")
+            if state.source:
+                _write(state.source, temporary / SOURCE)
             torch.save(state.optimizer, temporary / "optimizer.pt")
             (temporary / "progress.json").write_text(json.dumps(state.progress), encoding="utf-8")
             _seal(temporary, step, objective)
@@ -112,16 +117,22 @@ def load(folder: Path) -> State:
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        for name in FILES:
+        extra = [SOURCE] if SOURCE in manifest["files"] else []
+        for name in (*FILES, *extra):
             if _sha256(folder / name) != manifest["files"][name]["sha256"]:
                 raise CheckpointError(f"{folder / name} does not match its manifest: it is damaged. Use an earlier checkpoint")
         return State(
             load_file(folder / "weights.safetensors"),
             torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True),
             json.loads((folder / "progress.json").read_text(encoding="utf-8")),
+            load_file(folder / SOURCE) if extra else {},
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
+
+
+def _write(tensors: dict[str, Tensor], file: Path) -> None:
+    save_file({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, file)
 
 
 def write_export(folder: Path, write: Callable[[Path], None]) -> None:

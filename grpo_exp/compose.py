@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.initialize import initialize_config_dir
@@ -46,29 +45,13 @@ def is_sweep(request: Request) -> bool:
     return bool(_load(request, RunMode.MULTIRUN).hydra.mode == RunMode.MULTIRUN)
 
 
-def sweep_jobs(request: Request) -> list[Request]:
-    """Jobs of a sweep that have each of its values at least once; for a sweeper that decides by itself, what is fixed.
+def sweep_config(request: Request) -> DictConfig:
+    """What Hydra composes for a sweep: the run's configuration, and its own node with the sweeper's options.
 
     Raises:
-        ConfigError: the sweep does not compose.
+        ConfigError: it does not compose.
     """
-    sweeper = _load(request, RunMode.MULTIRUN).hydra.sweeper
-    fixed = [w for w in request.overrides if parse(w).is_hydra_override()]
-    task = [w for w in request.overrides if not parse(w).is_hydra_override()]
-    if not str(sweeper.get("_target_", "")).endswith(".BasicSweeper"):
-        return [request.with_words(fixed + [w for w in task if not parse(w).is_sweep_override()])]
-    task = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + task
-    for word in task:
-        if (parsed := parse(word)).is_sweep_override() and not parsed.is_discrete_sweep():
-            raise ConfigError(f"{word}: a grid takes lists such as 0.01,0.1 and range(0,10,2); an interval needs a sampler")
-    jobs = BasicSweeper.split_arguments([parse(w) for w in task], None)[0]
-    seen: set[str] = set()
-    chosen = []
-    for job in jobs:
-        if not seen.issuperset(job):
-            seen.update(job)
-            chosen.append(request.with_words(fixed + job))
-    return chosen
+    return _load(request, RunMode.MULTIRUN)
 
 
 def _load(request: Request, mode: RunMode) -> DictConfig:

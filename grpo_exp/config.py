@@ -18,12 +18,14 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import load_class, option
 from grpo_exp.schema import join, make, names, refuse_unknown
+from grpo_exp.sweep.options import SweepOptions
 
 if typing.TYPE_CHECKING:
     from grpo_exp.algos.base import Algorithm
     from grpo_exp.checkpoint import CheckpointOptions
     from grpo_exp.data.base import DataSource
     from grpo_exp.evaluate import EvalOptions
+    from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
     from grpo_exp.model import ModelOptions
     from grpo_exp.rewards.base import RewardSum
@@ -31,8 +33,11 @@ if typing.TYPE_CHECKING:
     from grpo_exp.track import TrackOptions
     from grpo_exp.train import OptimOptions
 
-SECTIONS = ("algo", "model", "data", "reward", "rollout", "hardware", "eval", "track", "optim", "checkpoint", "objective")
-"""What stands at the root besides the root options: the groups, and three sections of conf/config.yaml."""
+SECTIONS = (
+    *("algo", "model", "data", "reward", "rollout", "hardware", "eval", "track"),
+    *("sweep", "experience", "optim", "checkpoint", "objective"),
+)
+"""What stands at the root besides the root options: the groups, and five sections of conf/config.yaml."""
 
 T = TypeVar("T")
 
@@ -83,13 +88,14 @@ class Config:
     hardware: HardwareOptions
     eval: EvalOptions
     track: TrackOptions
+    experience: ExperienceOptions
     optim: OptimOptions
     checkpoint: CheckpointOptions
     objective: ObjectiveOptions
 
 
-def build(composed: DictConfig) -> Config:
-    """Check everything that Hydra composed and make it objects.
+def build(composed: DictConfig, judged: bool = True) -> Config:
+    """Check everything that Hydra composed and make it objects. `judged`: the objective has to be one that is measured.
 
     Raises:
         ConfigError: one message for the first thing that is wrong, with its key, its value and what was expected.
@@ -100,18 +106,21 @@ def build(composed: DictConfig) -> Config:
     at_root = names(RootOptions)
     refuse_unknown(plain, [*at_root, *SECTIONS], "")
     for section in SECTIONS:
-        if section not in plain:
+        if section not in plain and section != "sweep":  # which a run's own config.yaml is without
             raise ConfigError(
                 f"{section}: missing; the root of the configuration is conf/config.yaml, and a run needs all of it"
             )
     root = make(RootOptions, {name: plain[name] for name in at_root if name in plain}, "")
     _check_name(root.name)
+    if "sweep" in plain:
+        make(SweepOptions, plain["sweep"], "sweep")
     objective = make(ObjectiveOptions, plain["objective"], "objective")
 
     from grpo_exp.algos.base import Algorithm
     from grpo_exp.checkpoint import CheckpointOptions
     from grpo_exp.data.base import DataSource
     from grpo_exp.evaluate import EvalOptions
+    from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
     from grpo_exp.model import ModelOptions, check
     from grpo_exp.rollout.base import Engine
@@ -130,12 +139,15 @@ def build(composed: DictConfig) -> Config:
         hardware=make(HardwareOptions, plain["hardware"], "hardware"),
         eval=make(EvalOptions, plain["eval"], "eval"),
         track=make(TrackOptions, plain["track"], "track"),
+        experience=make(ExperienceOptions, plain["experience"], "experience"),
         optim=make(OptimOptions, plain["optim"], "optim"),
         checkpoint=make(CheckpointOptions, plain["checkpoint"], "checkpoint"),
         objective=objective,
     )
     check(config.model)
     _check_together(config)
+    if judged:
+        _check_objective(config)
     return config
 
 
@@ -155,19 +167,65 @@ def _check_together(config: Config) -> None:
             f"algo.minibatch_count={config.algo.minibatches} cuts a rollout of {rows} rows ({config.root.prompts_per_step} "
             f"prompts x {config.root.G} samples) into empty parts; use {rows} at most, or more prompts_per_step"
         )
-    metric, known = config.objective.metric, measured(config)
-    if metric not in known and not metric.startswith("eval/pass@1/"):
+    critic, steps = config.algo.critic, config.root.steps
+    if critic is not None and critic.warmup_steps >= steps:
         raise ConfigError(
-            f"objective.metric={metric!r}: evaluation does not measure it with these options. It measures {', '.join(known)}, "
-            f"and eval/pass@1/CATEGORY.{nearest(metric, known)}"
+            f"algo.critic.warmup_steps={critic.warmup_steps}: the critic alone learns in that many steps, and with "
+            f"steps={steps} the policy would never. Use {steps - 1} at most, or more steps"
+        )
+    _check_experience(config)
+
+
+def _check_objective(config: Config) -> None:
+    """The run is judged by what its evaluation measures."""
+    metric, known = config.objective.metric, measured(config)
+    by_category = metric.startswith("eval/pass@1/") and "eval/pass@1" in known
+    if metric not in known and not by_category:
+        more = ", and eval/pass@1/CATEGORY" if "eval/pass@1" in known else ""
+        raise ConfigError(
+            f"objective.metric={metric!r}: evaluation does not measure it with these options. It measures "
+            f"{', '.join(known)}{more}.{nearest(metric, known)}"
+        )
+
+
+def _check_experience(config: Config) -> None:
+    """Options of the section `experience` that the algorithm or the group size leaves without effect, or with a wrong one."""
+    options, algorithm = config.experience, config.algo
+    on = {
+        "experience.dynamic_sampling=true": options.dynamic_sampling,
+        f"experience.skip_visits={options.skip_visits}": options.skip_visits,
+        f"experience.replay.groups={options.replay.groups}": options.replay.groups,
+    }
+    word = next((word for word, value in on.items() if value), None)
+    if word is None:
+        return
+    off = f"{word.partition('=')[0]}={'false' if options.dynamic_sampling else 0}"
+    if not algorithm.online:
+        raise ConfigError(
+            f"{word}: it is about samples of the policy, and algo={algorithm.name} learns from stored examples. Use {off}"
+        )
+    if config.root.G < 2:
+        raise ConfigError(f"{word}: the outcomes of G={config.root.G} sample cannot differ. Use G=2 or more, or {off}")
+    if options.replay.groups and not algorithm.weighs_replay:
+        raise ConfigError(
+            f"experience.replay.groups={options.replay.groups}: the loss of algo={algorithm.name} has no importance weights "
+            "for samples of an older policy. Use experience.replay.groups=0"
         )
 
 
 def measured(config: Config) -> list[str]:
     """The metrics of evaluation that a run can be judged by, besides pass@1 of a category."""
+    if measures_pairs(config):
+        return ["eval/pair_accuracy", "eval/pair_margin"]
     several = ["eval/pass@k", "eval/maj@k"] if config.eval.samples > 1 else []
     form = ["eval/format"] if "format" in config.reward.parts else []
     return ["eval/pass@1", *several, *form, "eval/reward", "eval/length", "eval/truncated_frac"]
+
+
+def measures_pairs(config: Config) -> bool:
+    """Whether held-out items are pairs to tell apart: for a reward model, and where what is learned has no answers."""
+    answered = getattr(config.data, "answer", "") is not None  # data that is generated has answers
+    return config.algo.product == "reward_model" or (config.algo.learns_from == "pairs" and not answered)
 
 
 def _reward(options: RewardOptions) -> RewardSum:
@@ -195,6 +253,7 @@ def option_class(section: str, values: dict[str, Any]) -> type[Any]:
     from grpo_exp.checkpoint import CheckpointOptions
     from grpo_exp.data.base import DataSource
     from grpo_exp.evaluate import EvalOptions
+    from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
     from grpo_exp.model import ModelOptions
     from grpo_exp.rewards.base import Reward
@@ -218,6 +277,8 @@ def option_class(section: str, values: dict[str, Any]) -> type[Any]:
         "hardware": HardwareOptions,
         "eval": EvalOptions,
         "track": TrackOptions,
+        "experience": ExperienceOptions,
+        "sweep": SweepOptions,
         "optim": OptimOptions,
         "checkpoint": CheckpointOptions,
         "objective": ObjectiveOptions,

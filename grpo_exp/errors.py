@@ -9,6 +9,7 @@
     │   ├── RewardError         a reward raised, or returned something that is not a number
     │   ├── NumericsError       a loss or gradient that is not finite
     │   └── CheckpointError     a checkpoint that cannot be written or read
+    ├── Pruned              0   a sweep ended the run early because others do better; that is an answer, not a failure
     └── Stopped       130/143   a signal asked the run to stop; a checkpoint was written first
 
 Every message says what is wrong, quotes the value, and names the way out. `InputError` is raised before a model loads.
@@ -58,6 +59,16 @@ class NumericsError(RunError):
 
 class CheckpointError(RunError):
     """A checkpoint cannot be written or read."""
+
+
+class Pruned(GrpoError):
+    """A sweep ended the run early; `objective` is what it had come to."""
+
+    exit_code = 0
+
+    def __init__(self, objective: float, message: str) -> None:
+        super().__init__(message)
+        self.objective = objective
 
 
 class Stopped(GrpoError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -64,8 +64,16 @@ class Evaluation:
         }
 
 
+class HeldOut(Protocol):
+    """What measures a policy on held-out items, in the same way every time."""
+
+    options: EvalOptions
+
+    def __call__(self, step: int) -> Evaluation: ...
+
+
 class Evaluator:
-    """Asks the held-out items in the same way every time."""
+    """Asks the held-out items and scores the answers."""
 
     def __init__(
         self, policy: Policy, engine: Engine, rewards: RewardSum, examples: list[Example], options: EvalOptions, rows: int

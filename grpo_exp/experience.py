@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from grpo_exp.batch import Example, Rewards, Rollout, TokenBatch
+from grpo_exp.advantages import contrast
+from grpo_exp.batch import Example, Prompts, Rewards, Rollout, TokenBatch, concatenate
 from grpo_exp.metrics import Metrics, reward_metrics, text_metrics
+from grpo_exp.options import option
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import PromptOrder
+from grpo_exp.replay import Replay, ReplayOptions
 from grpo_exp.rewards.base import RewardSum
 from grpo_exp.rollout.base import Engine, Sampling
 
-TRAIN_STREAM, EVAL_STREAM, MINIBATCH_STREAM = 0, 1, 2
-"""Names of the random streams, so that sampling, evaluation and minibatches never share numbers."""
+TRAIN_STREAM, EVAL_STREAM, MINIBATCH_STREAM, REPLAY_STREAM = 0, 1, 2, 3
+"""Names of the random streams, so that sampling, evaluation, minibatches and replay never share numbers."""
+
+
+@dataclass
+class ExperienceOptions:
+    """Which of the sampled groups a step learns from."""
+
+    max_tokens: int = option("end the run with the step in which this many tokens have been sampled; 0 for steps alone", low=0)
+    dynamic_sampling: bool = option("replace groups whose outcomes are all equal by groups of new prompts")
+    max_rounds: int = option("rounds of sampling in one step at most", low=1)
+    skip_visits: int = option("leave a prompt whose outcomes were all equal out of its next so many visits; 0 for none", low=0)
+    replay: ReplayOptions = option("groups of earlier steps in the batch")
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of sampling in one step at most."""
+        return self.max_rounds if self.dynamic_sampling else 1
+
+    def formula(self) -> str:
+        """What is done to the samples before the algorithm's own formula; empty where nothing is."""
+        parts = []
+        if self.dynamic_sampling:
+            parts.append(f"groups of equal outcomes replaced, {self.max_rounds} rounds at most")
+        if self.skip_visits:
+            parts.append(f"visits that prompts skip after equal outcomes: {self.skip_visits}")
+        if self.replay.groups:
+            weight = f"min(pi_old / pi_behaviour, {self.replay.weight_max:g})"
+            parts.append(f"{self.replay.groups} of {self.replay.capacity} earlier groups, their terms times {weight}")
+        return ";  ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -28,7 +63,9 @@ class Experience:
         rewards: their rewards; None for stored examples.
         metrics: rewards, lengths, times.
         samples: rows for samples.jsonl, without the step.
-        tokens: completion tokens in the batch.
+        tokens: completion tokens that were sampled for it, also those of rows that are not in the batch.
+        weight_max: where the importance weights of replayed rows are cut off.
+        keep: called with the batch once it has all log-probs, for a source that remembers some of them.
     """
 
     batch: TokenBatch
@@ -36,6 +73,8 @@ class Experience:
     metrics: Metrics
     samples: list[dict[str, Any]] = field(default_factory=list)
     tokens: int = 0
+    weight_max: float = math.inf
+    keep: Callable[[TokenBatch], None] = lambda batch: None
 
 
 class Source(Protocol):
@@ -45,10 +84,12 @@ class Source(Protocol):
 
     def state(self) -> dict[str, Any]: ...
 
-    def load(self, state: dict[str, Any]) -> None: ...
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None: ...
 
 
-class _Ordered:
+class Ordered:
     """A source whose only state is its place in the order of prompts."""
 
     order: PromptOrder
@@ -56,12 +97,33 @@ class _Ordered:
     def state(self) -> dict[str, Any]:
         return self.order.state()
 
-    def load(self, state: dict[str, Any]) -> None:
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.order.load(state)
 
 
-class Online(_Ordered):
-    """Prompts -> samples -> rewards."""
+@dataclass(frozen=True)
+class _Round:
+    """Prompts, their samples and rewards; what took how long, in seconds."""
+
+    rollout: Rollout
+    rewards: Rewards
+    batch: TokenBatch
+    contrast: Tensor  # bool [N], rows of groups whose outcomes differ
+    seconds: tuple[float, float]
+
+
+class Online:
+    """Prompts -> samples -> rewards, round by round, and groups of earlier steps.
+
+    With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a step keeps the groups whose outcomes differ and asks new
+    prompts for the others, until `prompts_per_step` are kept or `max_rounds` rounds are over. What counts is the outcome, since
+    a shaped reward differs within nearly every group. Where no group at all is kept, the step learns from its first round as
+    it is. Metrics, samples and tokens are those of all rounds: they describe the policy and what it cost. Left out: more
+    prompts in a round than are missing, which trades tokens for rounds.
+    """
 
     def __init__(
         self,
@@ -73,45 +135,117 @@ class Online(_Ordered):
         sampling: Sampling,
         prompts_per_step: int,
         rows: int,
+        options: ExperienceOptions,
     ) -> None:
         self.policy, self.engine, self.rewards, self.examples, self.order = policy, engine, rewards, examples, order
-        self.sampling, self.count, self.rows = sampling, prompts_per_step, rows
+        self.sampling, self.count, self.rows, self.options = sampling, prompts_per_step, rows, options
+        self.replay = Replay(options.replay, (sampling.key[0], REPLAY_STREAM))
 
     def draw(self, step: int) -> Experience:
-        started = time.perf_counter()
-        prompts = self.policy.prompts([self.examples[i] for i in self.order.take(self.count)])
-        seed, stream, _ = self.sampling.key
-        sampling = Sampling(
-            self.sampling.temperature, self.sampling.max_new_tokens, self.sampling.samples, (seed, stream, step)
-        )
-        rollout = self.engine.sample(self.policy, prompts, sampling, self.rows)
-        sampled = time.perf_counter()
-        rewards = self.rewards(rollout.completions())
-        scored = time.perf_counter()
-        tokens = int(rollout.mask.sum())
+        rounds = self._rounds(step)
+        fresh = whole = concatenate([done.batch for done in rounds])
+        rollout, rewards = _joined(rounds, whole)
+        kept = torch.cat([done.contrast for done in rounds]).to(whole.tokens.device)
         metrics = {
             **reward_metrics(rewards, rollout.group),
             **text_metrics(rollout, rewards),
-            "time/rollout": sampled - started,
-            "time/reward": scored - sampled,
+            "time/rollout": sum(done.seconds[0] for done in rounds),
+            "time/reward": sum(done.seconds[1] for done in rounds),
         }
-        batch = TokenBatch(
-            prompt_tokens=prompts.tokens,
-            prompt_mask=prompts.mask,
-            group=rollout.group,
-            tokens=rollout.tokens,
-            mask=rollout.mask,
-            loss_mask=rollout.mask,
-            finished=rollout.finished,
-            reward=rewards.total.to(rollout.tokens.device),
-            outcome=rewards.outcome.to(rollout.tokens.device),
-            behaviour_logp=rollout.behaviour_logp,
-            support=rollout.support,
-        )
-        return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens)
+        if self.options.dynamic_sampling:
+            first = torch.arange(len(kept), device=kept.device) < len(rounds[0].contrast)
+            fresh = whole.rows((kept if kept.any() else first).nonzero().squeeze(-1))
+            metrics |= {"signal/rounds": len(rounds), "signal/kept_frac": kept.float().mean().item()}
+        if self.options.skip_visits:
+            metrics["signal/resting_frac"] = self.order.resting_frac
+        batch = fresh
+        if self.options.replay.groups:
+            earlier = self.replay.draw(step, fresh.tokens.device)
+            self.replay.add(fresh, step)
+            batch = fresh if earlier is None else concatenate([fresh, earlier])
+        tokens = int(rollout.mask.sum())
+        return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens, self.options.replay.weight_max)
+
+    def _rounds(self, step: int) -> list[_Round]:
+        """Sample until enough groups have contrast, or once."""
+        rounds: list[_Round] = []
+        asked, missing = 0, self.count
+        while missing and len(rounds) < self.options.rounds:
+            done = self._round(step, missing, asked)
+            rounds.append(done)
+            asked += missing
+            missing -= int(done.contrast.sum()) // self.sampling.samples
+        return rounds
+
+    def _round(self, step: int, count: int, asked: int) -> _Round:
+        """Sample the next `count` prompts, `asked` being how many the step has asked before, and score them."""
+        started = time.perf_counter()
+        indices = self.order.take(count)
+        prompts = self.policy.prompts([self.examples[i] for i in indices])
+        seed, stream, _ = self.sampling.key
+        sampling = dataclasses.replace(self.sampling, key=(seed, stream, step), first_prompt=asked)
+        rollout = self.engine.sample(self.policy, prompts, sampling, self.rows)
+        sampled = time.perf_counter()
+        rewards = self.rewards(rollout.completions())
+        different = contrast(rewards.outcome, rollout.group.cpu())
+        by_prompt = different[:: self.sampling.samples]  # [B], rows being ordered by prompt
+        self.order.record(indices, by_prompt.tolist())
+        return _Round(rollout, rewards, _batch(rollout, rewards), different, (sampled - started, time.perf_counter() - sampled))
+
+    def state(self) -> dict[str, Any]:
+        return {"order": self.order.state(), "replay": self.replay.state()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.replay.tensors()
+
+    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.order.load(state["order"])
+        self.replay.load(state["replay"], tensors)
 
 
-class Offline(_Ordered):
+def _batch(rollout: Rollout, rewards: Rewards) -> TokenBatch:
+    """The rows of a rollout with their rewards."""
+    device = rollout.tokens.device
+    return TokenBatch(
+        prompt_tokens=rollout.prompts.tokens,
+        prompt_mask=rollout.prompts.mask,
+        group=rollout.group,
+        tokens=rollout.tokens,
+        mask=rollout.mask,
+        loss_mask=rollout.mask,
+        finished=rollout.finished,
+        reward=rewards.total.to(device),
+        outcome=rewards.outcome.to(device),
+        behaviour_logp=rollout.behaviour_logp,
+        support=rollout.support,
+    )
+
+
+def _joined(rounds: list[_Round], whole: TokenBatch) -> tuple[Rollout, Rewards]:
+    """The rollouts and the rewards of all rounds, whose rows are `whole`."""
+    if len(rounds) == 1:
+        return rounds[0].rollout, rounds[0].rewards
+    assert whole.behaviour_logp is not None and whole.finished is not None
+    parts = [done.rewards for done in rounds]
+    rewards = Rewards(
+        total=torch.cat([part.total for part in parts]),
+        parts={name: torch.cat([part.parts[name] for part in parts]) for name in parts[0].parts},
+        outcome=torch.cat([part.outcome for part in parts]),
+    )
+    prompts = [done.rollout.prompts for done in rounds]
+    asked = Prompts(
+        whole.prompt_tokens,
+        whole.prompt_mask,
+        texts=[text for part in prompts for text in part.texts],
+        examples=[example for part in prompts for example in part.examples],
+    )
+    texts = [text for done in rounds for text in done.rollout.texts]
+    return Rollout(
+        *(asked, whole.group, whole.tokens, whole.mask, whole.behaviour_logp, whole.finished, texts, whole.support)
+    ), rewards
+
+
+class Offline(Ordered):
     """Stored examples with worked targets."""
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grpo_exp import ops
 from grpo_exp.advantages import contrast, group_std
-from grpo_exp.batch import LossSum, Rewards, Rollout
+from grpo_exp.batch import LossSum, Rewards, Rollout, TokenBatch
 
 Metrics = dict[str, float]
 RIGHT_ABOVE = 0.5
@@ -99,6 +99,37 @@ def mismatch_metrics(behaviour_logp: Tensor, logp: Tensor, mask: Tensor) -> Metr
     """Sampler's log-probs against the training forward's, before any update: `[N, T]` each."""
     gap = (behaviour_logp - logp)[mask].abs()
     return {"mismatch/abs_mean": gap.mean().item(), "mismatch/abs_max": gap.max().item()}
+
+
+def replay_metrics(batch: TokenBatch) -> Metrics:
+    """Rows of earlier steps: share of the batch, age in steps, importance weights of their tokens; nothing without any."""
+    if batch.age is None or batch.weights is None or not (replayed := batch.age > 0).any():
+        return {}
+    weights = batch.weights[batch.mask & replayed[:, None]]
+    return {
+        "replay/frac": replayed.float().mean().item(),
+        "replay/age_mean": batch.age[replayed].float().mean().item(),
+        "replay/weight_mean": weights.mean().item(),
+        "replay/weight_max": weights.max().item(),
+    }
+
+
+def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> Metrics:
+    """How well the critic knew the returns before the update that they lead to: `[N, T]` each.
+
+    Explained variance is 1 - Var(R - V) / Var(R): 1 where the values are right but for a constant, 0 where they are no better
+    than a constant, negative where they are worse. Where all returns are equal there is nothing to explain, and it is 0.
+    """
+    v, r = values[mask].double(), returns[mask].double()
+    if not len(v):
+        return {}
+    spread = r.var(correction=0).item()
+    left = (r - v).var(correction=0).item()
+    return {
+        "value/loss": (v - r).square().mean().item() / 2,
+        "value/mean": v.mean().item(),
+        "value/explained_var": 1 - left / spread if spread else 0.0,
+    }
 
 
 def _nanmean(x: Tensor) -> float:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from grpo_exp import model as model_source
 from grpo_exp import ops
 from grpo_exp.batch import Example, Message, Outputs, Prompts, TokenBatch
+from grpo_exp.critic import Critic, CriticOptions
 from grpo_exp.errors import DataError, ModelError
 from grpo_exp.model import ModelOptions
 
@@ -35,7 +36,9 @@ class Policy:
     def __init__(self, options: ModelOptions, model: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.options, self.tokenizer, self.device, self.dtype = options, tokenizer, device, dtype
         self.share_prompt = not options.gradient_checkpointing
+        self.critic: Critic | None = None
         self._frozen: Any = None
+        self._moving = False
         self.eos_ids = _eos_ids(model, tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_ids[0]
         self.model = _adapt(model, options, dtype).to(device)
@@ -109,11 +112,14 @@ class Policy:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     def decoder(
-        self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None, use_cache: bool = True
+        self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None, use_cache: bool = True, trunk: Any = None
     ) -> tuple[Tensor, Any]:
-        """Last hidden states `[rows, t, H]` and the key/value cache, for `tokens [rows, t]` after what the cache holds."""
+        """Last hidden states `[rows, t, H]` and the key/value cache, for `tokens [rows, t]` after what the cache holds.
+
+        `trunk` computes them: the critic's, or by default the policy's own.
+        """
         held = {self._cache_name: cache}
-        out = self._base.get_decoder()(
+        out = (trunk or self._base.get_decoder())(
             input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=use_cache, **held
         )
         return out.last_hidden_state, getattr(out, self._cache_name)
@@ -140,23 +146,42 @@ class Policy:
 
         Only completion positions meet the language-model head, in chunks whose logits are recomputed in the backward pass, so
         that no `[N, T, V]` tensor ever exists. `train` turns dropout and gradient checkpointing on; entropies have no gradient
-        unless `entropy_gradient` asks for it.
+        unless `entropy_gradient` asks for it. There are values where a critic is attached.
         """
-        self.model.train(train)
+        self._train_mode(train)
         try:
             with self.autocast():
-                hidden = (self._hidden_shared if self.share_prompt else self._hidden_whole)(batch)[batch.mask]  # [n, H]
+                hidden = self._hidden(batch)  # [n, H]
                 support = None if batch.support is None else batch.support[batch.mask]  # [n, V / 8]
                 logp, entropy = self._chunked_head(hidden, batch.tokens[batch.mask], temperature, support, entropy_gradient)
+                values = self._values(batch, hidden)
         finally:
-            self.model.eval()
+            self._train_mode(False)
         empty = torch.zeros(batch.tokens.shape, device=self.device)
-        return Outputs(empty.masked_scatter(batch.mask, logp), empty.masked_scatter(batch.mask, entropy))
+        logp, entropy = empty.masked_scatter(batch.mask, logp), empty.masked_scatter(batch.mask, entropy)  # [N, T]
+        return Outputs(logp, entropy, None if values is None else empty.masked_scatter(batch.mask, values))
 
-    def _hidden_shared(self, batch: TokenBatch) -> Tensor:
+    def _train_mode(self, train: bool) -> None:
+        self.model.train(train)
+        if self.critic is not None:
+            self.critic.train(train)
+
+    def _values(self, batch: TokenBatch, hidden: Tensor) -> Tensor | None:
+        """The critic's values of the states that the policy's `hidden [n, H]` stand for: `[n]`; None without a critic."""
+        if self.critic is None:
+            return None
+        own = self.critic.trunk
+        values: Tensor = self.critic(hidden if own is None else self._hidden(batch, own))
+        return values
+
+    def _hidden(self, batch: TokenBatch, trunk: Any = None) -> Tensor:
+        """Hidden states in which each token of the mask is chosen, `[n, H]`."""
+        return (self._hidden_shared if self.share_prompt else self._hidden_whole)(batch, trunk)[batch.mask]
+
+    def _hidden_shared(self, batch: TokenBatch, trunk: Any) -> Tensor:
         """Hidden states that predict each completion token, `[N, T, H]`, each prompt computed once."""
         mask = batch.prompt_mask  # [B, P]
-        prompt, cache = self.decoder(batch.prompt_tokens, mask.long(), positions_of(mask))
+        prompt, cache = self.decoder(batch.prompt_tokens, mask.long(), positions_of(mask), trunk=trunk)
         first = prompt[batch.group, -1:]  # [N, 1, H]
         if batch.tokens.shape[1] == 1:
             return first
@@ -164,14 +189,14 @@ class Policy:
         whole = torch.cat([mask[batch.group], batch.mask[:, :-1]], 1)  # [N, P + T - 1]
         steps = torch.arange(batch.tokens.shape[1] - 1, device=self.device)
         positions = mask.sum(-1)[batch.group][:, None] + steps  # [N, T - 1]
-        rest, _ = self.decoder(batch.tokens[:, :-1], whole.long(), positions, cache)
+        rest, _ = self.decoder(batch.tokens[:, :-1], whole.long(), positions, cache, trunk=trunk)
         return torch.cat([first, rest], 1)
 
-    def _hidden_whole(self, batch: TokenBatch) -> Tensor:
+    def _hidden_whole(self, batch: TokenBatch, trunk: Any) -> Tensor:
         """The same, with every row's prompt computed anew."""
         tokens = torch.cat([batch.prompt_tokens[batch.group], batch.tokens], 1)  # [N, S]
         mask = torch.cat([batch.prompt_mask[batch.group], batch.mask], 1)
-        hidden, _ = self.decoder(tokens, mask.long(), positions_of(mask), use_cache=False)
+        hidden, _ = self.decoder(tokens, mask.long(), positions_of(mask), use_cache=False, trunk=trunk)
         width = batch.prompt_tokens.shape[1]
         return hidden[:, width - 1 : -1]
 
@@ -217,17 +242,45 @@ class Policy:
 
     # ---- the reference
 
-    def freeze_reference(self) -> None:
-        """Remember the policy as it is now, adapter included, as the reference. Costs memory where all weights are trained."""
+    def freeze_reference(self, moves: bool = False) -> None:
+        """Remember the policy as it is now, adapter included, as the reference. Costs memory where all weights are trained.
+
+        `moves`: for `update_reference`. An adapter then gets a second one beside it, and the reference becomes part of `state`.
+        """
+        self._moving = moves
         if self.options.adapter == "none":
             self._frozen = copy.deepcopy(self._base).requires_grad_(False)
+        elif moves and not self.options.start_adapter:
+            with torch.random.fork_rng(devices=[]):  # peft draws weights, which are then overwritten
+                self.model.add_adapter("reference", self.model.peft_config["default"])
+            learnt = dict(self.model.named_parameters())
+            for name, parameter in self._reference_parameters().items():
+                parameter.data = learnt[name].detach().clone()
+            self._activate_trained()
+
+    def update_reference(self, alpha: float) -> None:
+        """ref <- alpha pi + (1 - alpha) ref, weight by weight; 1 makes it an exact copy of the policy (arXiv 2404.09656)."""
+        if not self._moving:
+            raise RuntimeError("freeze_reference(moves=True) was not called")
+        learnt = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in self._reference_parameters().items():
+                parameter.lerp_(learnt[name], alpha)
+
+    def _reference_parameters(self) -> dict[str, nn.Parameter]:
+        """The weights that are the reference's own, under the names of the policy's."""
+        if self._frozen is not None:
+            return dict(self._frozen.named_parameters())
+        named = self.model.named_parameters()
+        return {name.replace(".reference.", ".default."): p for name, p in named if ".reference." in name}
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Within, the policy computes as the reference does: the base with the adapter off, or with the one it started from."""
-        trained = self._base
+        trained, critic, self.critic = self._base, self.critic, None  # which has nothing to say of a reference
         with contextlib.ExitStack() as stack:
-            if self.options.start_adapter:
+            stack.callback(setattr, self, "critic", critic)
+            if self.options.adapter == "lora" and (self.options.start_adapter or self._moving):
                 self.model.set_adapter("reference")
                 stack.callback(self._activate_trained)
             elif self.options.adapter == "lora":
@@ -247,10 +300,16 @@ class Policy:
             if ".reference." in name:
                 parameter.requires_grad_(False)
 
+    # ---- the critic
+
+    def attach_critic(self, options: CriticOptions) -> None:
+        """Give the policy a critic, whose trunk is the policy as it is now."""
+        self.critic = Critic(options, self._base.get_decoder(), self.shape.hidden_size, self.device)
+
     # ---- parameters and files
 
     def trainable(self) -> list[nn.Parameter]:
-        """The parameters that learn."""
+        """The policy's parameters that learn; the critic has its own."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def sizes(self) -> tuple[int, int]:
@@ -259,12 +318,19 @@ class Policy:
         return total, sum(p.numel() for p in self.trainable())
 
     def state(self) -> dict[str, Tensor]:
-        """The weights that learn, by name."""
-        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        """The weights that learn, by name, the critic's under `critic.`, those of a moving reference under `reference.`."""
+        named = [*self.model.named_parameters(), *(self.critic.named_parameters("critic") if self.critic is not None else ())]
+        own = {name: p.detach() for name, p in named if p.requires_grad}
+        moved = self._reference_parameters() if self._moving else {}
+        return own | {f"reference.{name}": p.detach() for name, p in moved.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Put back what `state` returned."""
+        """Put back what `state` returned; a saved critic or reference that this policy lacks, as in evaluation, is ignored."""
         own = self.state()
+        if self.critic is None:
+            state = {name: value for name, value in state.items() if not name.startswith("critic.")}
+        if not self._moving:
+            state = {name: value for name, value in state.items() if not name.startswith("reference.")}
         if own.keys() != state.keys():
             raise ModelError(f"the saved weights do not fit this model: {sorted(own.keys() ^ state.keys())[:3]} differ")
         with torch.no_grad():

@@ -8,13 +8,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_exp.errors import GrpoError, InputError, RunError, Stopped
+from grpo_exp.errors import GrpoError, InputError, Pruned, RunError, Stopped
 from grpo_exp.track.files import FileTracker
 
 if TYPE_CHECKING:
     from grpo_exp.config import Config
     from grpo_exp.track import Tracker
-    from grpo_exp.train import Result
+    from grpo_exp.train import Result, Trainer
 
 
 class Record:
@@ -24,6 +24,7 @@ class Record:
         self.folder, self.config = folder, config
         self.card: dict[str, Any] = {"name": config.root.name, "status": "running", "objective": None, "folder": str(folder)}
         self.tracker: Tracker | None = None
+        self.trainer: Trainer | None = None
         self.started = time.perf_counter()
 
     def open(self, tracker: Tracker, card: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -33,10 +34,7 @@ class Record:
 
     def close(self, result: Result) -> None:
         """The run is done."""
-        from grpo_exp.card import closing
-
-        ending = closing(result.before, result.after)
-        self.card |= {"status": "finished", "objective": result.objective, "tokens": result.tokens, **ending}
+        self.card |= {"status": "finished", "objective": result.objective}
 
     def __enter__(self) -> Record:
         return self
@@ -44,14 +42,19 @@ class Record:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Write the end.
 
+        A run that ends early keeps the evaluations it had, so that a report can show it as far as it went.
+
         Raises:
-            RunError: in place of any error but InputError, Stopped and KeyboardInterrupt.
+            RunError: in place of any error but InputError, Pruned, Stopped and KeyboardInterrupt.
         """
+        from grpo_exp.card import closing
+
         if error is not None:
-            message = str(error) if isinstance(error, GrpoError) else f"{type(error).__name__}: {error}"
-            self.card |= {"status": "stopped" if isinstance(error, Stopped) else "failed", "error": message}
+            self.card |= _ending(error)
+        if self.trainer is not None:
+            self.card |= {"tokens": self.trainer.tokens, **closing(self.trainer.before, self.trainer.after)}
         self.card["wall_seconds"] = round(time.perf_counter() - self.started, 2)
-        if not isinstance(error, Exception) or isinstance(error, (InputError, Stopped)):
+        if not isinstance(error, Exception) or isinstance(error, (InputError, Pruned, Stopped)):
             if self.tracker is not None:
                 self.tracker.finish(self.card)
             return
@@ -75,3 +78,12 @@ class Record:
                 "model.gradient_checkpointing=true"
             )
         return f"the run failed: {type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+def _ending(error: BaseException) -> dict[str, Any]:
+    """What run.json says of an error that ended the run."""
+    if isinstance(error, Pruned):
+        return {"status": "pruned", "objective": error.objective, "reason": str(error)}
+    message = str(error) if isinstance(error, GrpoError) else f"{type(error).__name__}: {error}"
+    status = "stopped" if isinstance(error, Stopped) else "failed"
+    return {"status": status, "error": message, "error_type": type(error).__name__}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from grpo_exp.batch import Example
     from grpo_exp.config import Config
     from grpo_exp.data.base import Dataset
+    from grpo_exp.evaluate import HeldOut
+    from grpo_exp.experience import Source
     from grpo_exp.hardware import Machine
     from grpo_exp.policy import Policy
     from grpo_exp.stop import StopSignals
@@ -41,13 +44,16 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
     try:
         config = config or configuration.build(composed)
         plain = configuration.resolved(composed)
+        del plain["sweep"]  # how trials are run is no part of what is run
         secrets = configuration.secret_values(composed)
         if hydra.mode == RunMode.MULTIRUN and config.track.group is None:
             config.track.group = Path(hydra.sweep.dir).name
         card = _finished(folder, plain, secrets)
         if card is not None:
             return None if card["objective"] is None else float(card["objective"])
-        return train(config, plain, secrets, folder, words=list(hydra.overrides.task))
+        trial = _trial(hydra, config)
+        words = [word for word in hydra.overrides.task if not word.startswith("sweep.")]
+        return train(config, plain, secrets, folder, trial or _unwatched, words, hydra.sweeper.get("trial") if trial else None)
     finally:
         _remove_if_empty(folder)
 
@@ -57,12 +63,14 @@ def train(
     plain: dict[str, Any],
     secrets: set[str],
     folder: Path,
-    hook: Hook = lambda step, value: None,
+    hook: Hook,
     words: Sequence[str] = (),
+    trial: int | None = None,
 ) -> float | None:
     """Load, train, evaluate and write everything into `folder`; returns the objective.
 
-    `hook` is called with (step, objective) after each evaluation; `words` are the overrides, for the run card.
+    `hook` is called with (step, objective) after each evaluation; `words` are the overrides and `trial` the
+    number in a sweep, for the run card.
     """
     from grpo_exp import card as cards
     from grpo_exp import track
@@ -80,15 +88,33 @@ def train(
             machine = prepare(config.hardware, config.model.dtype)
             tracker = track.build(config.track, folder)
             policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
+            if config.algo.critic is not None:
+                policy.attach_critic(config.algo.critic)
             rows = rows_at_once(config, policy, machine, data.train)
             card = cards.opening(config, data, policy, machine, folder, rows)
         card["overrides"] = redact(_by_key(words), secrets)
+        if trial is not None:
+            card["trial"] = trial
         record.open(tracker, card, redact(plain, secrets))
         trainer = _assemble(config, data, policy, tracker, folder, rows, hook, stop)
+        record.trainer = trainer
         result = trainer.run()
         _export(config, policy, folder)
         record.close(result)
     return result.objective
+
+
+def _unwatched(step: int, objective: float) -> None:
+    """The hook of a run that no sweep watches."""
+
+
+def _trial(hydra: Any, config: Config) -> Hook | None:
+    """What tells a sweep how the run is doing, where the run is one of a sweep's trials; it raises Pruned to end the run."""
+    if hydra.mode != RunMode.MULTIRUN or hydra.sweeper.get("trial") is None:
+        return None
+    from grpo_exp.sweep.trial import Reporter
+
+    return Reporter(Path(hydra.sweep.dir), hydra.sweeper.trial, config.root.seed, config.root.steps)
 
 
 def _by_key(words: Sequence[str]) -> dict[str, str]:
@@ -108,42 +134,23 @@ def _assemble(
 ) -> Trainer:
     """The trainer with all it needs."""
     from grpo_exp.checkpoint import Checkpoints
-    from grpo_exp.evaluate import Evaluator
-    from grpo_exp.experience import TRAIN_STREAM, Offline, Online
-    from grpo_exp.prompt_order import PromptOrder
-    from grpo_exp.rollout.base import Sampling
     from grpo_exp.train import Trainer
 
     root = config.root
-    order = PromptOrder(data.train, root.seed, memory=root.prompts_per_step)
-    if config.algo.online:
-        sampling = Sampling(root.temperature, root.max_new_tokens, root.G, (root.seed, TRAIN_STREAM, 0))
-        source: Any = Online(
-            policy,
-            config.rollout,
-            config.reward,
-            data.train,
-            order,
-            sampling,
-            root.prompts_per_step,
-            rows["rollout_rows"],
-        )
-    else:
-        source = Offline(policy, data.train, order, root.prompts_per_step, root.max_new_tokens)
-    evaluator = (
-        Evaluator(policy, config.rollout, config.reward, data.heldout, config.eval, rows["eval_rows"]) if data.heldout else None
-    )
+    source = _source(config, data, policy, rows)
+    measure = evaluator(config, policy, data.heldout, rows) if data.heldout else None
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, config.objective.direction == "maximize")
     return Trainer(
         policy,
         config.algo,
         source,
-        evaluator,
+        measure,
         tracker,
         checkpoints,
         config.optim,
         lr=root.lr,
         steps=root.steps,
+        max_tokens=config.experience.max_tokens,
         seed=root.seed,
         temperature=root.temperature,
         update_rows=rows["update_rows"],
@@ -153,12 +160,50 @@ def _assemble(
     )
 
 
+def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, int]) -> Source:
+    """Where the run's batches come from."""
+    from grpo_exp.experience import TRAIN_STREAM, Offline, Online
+    from grpo_exp.pairs import Pairs
+    from grpo_exp.prompt_order import PromptOrder
+    from grpo_exp.rollout.base import Sampling
+
+    root, algorithm = config.root, config.algo
+    order = PromptOrder(data.train, root.seed, root.prompts_per_step, config.experience.skip_visits)
+    if algorithm.learns_from == "targets":
+        return Offline(policy, data.train, order, root.prompts_per_step, root.max_new_tokens)
+    if algorithm.learns_from == "pairs":
+        fixed = not algorithm.moves_reference
+        return Pairs(policy, data.train, order, root.prompts_per_step, root.max_new_tokens, keep_reference=fixed)
+    sampling = Sampling(root.temperature, root.max_new_tokens, root.G, (root.seed, TRAIN_STREAM, 0))
+    return Online(
+        policy,
+        config.rollout,
+        config.reward,
+        data.train,
+        order,
+        sampling,
+        root.prompts_per_step,
+        rows["rollout_rows"],
+        config.experience,
+    )
+
+
+def evaluator(config: Config, policy: Policy, examples: list[Example], rows: dict[str, int]) -> HeldOut:
+    """What measures the policy on the examples: by the answers it gives, or by the pairs it gets right."""
+    from grpo_exp.evaluate import Evaluator
+    from grpo_exp.pairs import PairEvaluator
+
+    if configuration.measures_pairs(config):
+        return PairEvaluator(policy, config.algo, examples, config.eval, rows["update_rows"])
+    return Evaluator(policy, config.rollout, config.reward, examples, config.eval, rows["eval_rows"])
+
+
 def _check_data(config: Config, data: Dataset) -> None:
     """What the algorithm and the objective need from the data.
 
     Raises:
-        DataError: worked targets are missing.
-        ConfigError: the objective is of a category that no held-out item has.
+        DataError: worked targets or preference pairs are missing.
+        ConfigError: the objective is of a category that no held-out item has, or no prompt could ever rest.
     """
     metric = config.objective.metric
     category = metric.removeprefix("eval/pass@1/")
@@ -170,13 +215,37 @@ def _check_data(config: Config, data: Dataset) -> None:
         )
     if not data.train:
         raise DataError(f"data={config.data.name}: no training items are left")
-    if not config.algo.online:
-        missing = [example.id for example in data.train if not example.target]
-        if missing:
-            raise DataError(
-                f"algo={config.algo.name} learns from worked targets, and {len(missing)} of {len(data.train)} training items "
-                f"have none ({', '.join(missing[:3])}, ...). Name them with data.target=FIELD_OR_TEMPLATE"
-            )
+    stay = 2 * config.root.prompts_per_step
+    if config.experience.skip_visits and len(data.train) <= stay:
+        raise ConfigError(
+            f"experience.skip_visits={config.experience.skip_visits}: twice prompts_per_step={config.root.prompts_per_step} "
+            f"prompts stay in every pass over the data, and data={config.data.name} has {len(data.train)}, so that none could "
+            "ever rest. Use experience.skip_visits=0, more data, or fewer prompts_per_step"
+        )
+    needs = {
+        "targets": ("target", "worked targets", "Name them with data.target=FIELD_OR_TEMPLATE"),
+        "pairs": ("chosen", "preference pairs", "Name theirs with data.chosen= and data.rejected="),
+    }
+    if needed := needs.get(config.algo.learns_from):
+        field, what, way = needed
+        _need(field, data.train, f"algo={config.algo.name} learns from {what}", "training", way)
+    check_heldout(config, data)
+
+
+def check_heldout(config: Config, data: Dataset) -> None:
+    """Raise DataError where held-out items are to be pairs and some are not."""
+    if configuration.measures_pairs(config):
+        way = "" if config.algo.product == "reward_model" else ", or the field of the answer, data.answer=, to measure pass@1"
+        why = f"algo={config.algo.name} is measured on held-out pairs"
+        _need("chosen", data.heldout, why, "held-out", f"Name theirs with data.chosen= and data.rejected={way}")
+
+
+def _need(field: str, examples: list[Example], why: str, which: str, way: str) -> None:
+    """Raise DataError where an example has nothing in a field."""
+    if missing := [example.id for example in examples if not getattr(example, field)]:
+        raise DataError(
+            f"{why}, and {len(missing)} of {len(examples)} {which} items have none ({', '.join(missing[:3])}, ...). {way}"
+        )
 
 
 def check_reward(config: Config, example: Example, needed: bool = True) -> None:
@@ -207,7 +276,8 @@ def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: lis
     inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
     tokens = prompt + config.root.max_new_tokens
     cache = 4 * tokens * layers * 2 * hidden + 16 * sizes.vocab_size
-    activations = 4 * tokens * layers * (14 * hidden + 4 * inner)
+    trunks = 2 if policy.critic is not None and policy.critic.trunk is not None else 1
+    activations = 4 * tokens * layers * (14 * hidden + 4 * inner) * trunks
     total = config.root.prompts_per_step * config.root.G
     sampled = len(examples) * config.eval.samples
     return {
@@ -218,10 +288,15 @@ def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: lis
 
 
 def _export(config: Config, policy: Policy, folder: Path) -> None:
+    from grpo_exp import classifier
     from grpo_exp.checkpoint import write_export
 
     if config.checkpoint.export:
-        write_export(folder / "export", policy.export)
+        writers: dict[str, Callable[[Path], None]] = {
+            "policy": policy.export,
+            "reward_model": partial(classifier.export, policy),
+        }
+        write_export(folder / "export", writers[config.algo.product])
 
 
 def _finished(folder: Path, plain: dict[str, Any], secrets: set[str]) -> dict[str, Any] | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from grpo_exp.command_line import Request, group_folders, options, parse, read
 from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError, DataError, InputError, nearest
 
+FOLDER = "hydra.run.dir="
 SECTIONS = ("data", "reward", "rollout", "hardware", "eval", "model")
 """What may be changed for an evaluation; all else, such as beta, belongs to training."""
 
@@ -59,7 +63,7 @@ def find(word: str) -> Subject:
         return _adapter(path)
     if (path / "config.json").is_file():
         return _whole_model(path)
-    if (path / "multirun.yaml").is_file():
+    if (path / "sweep.json").is_file():
         raise InputError(f"{word} is a sweep; name one of its runs, such as {word.rstrip('/')}/0")
     raise InputError(
         f"{word}: neither a run (no run.json), nor a checkpoint of one (no manifest.json), nor a model (no config.json), "
@@ -67,25 +71,25 @@ def find(word: str) -> Subject:
     )
 
 
-def configuration(subject: Subject, words: list[str]) -> DictConfig:
-    """The subject's configuration with the overrides of an evaluation.
+def configuration(subject: Subject, words: list[str], verb: str = "evaluate", also: Sequence[str] = ()) -> DictConfig:
+    """The subject's configuration with the overrides of an evaluation, or of a verb that takes root options `also`.
 
     Raises:
         ConfigError: an override does not compose, or has no meaning in an evaluation.
     """
     request = read(words)
     if request.sweep or not request.trains:
-        raise ConfigError(f"evaluate {' '.join(request.flags)}: of Hydra's flags, only --config-dir has a meaning here")
+        raise ConfigError(f"{verb} {' '.join(request.flags)}: of Hydra's flags, only --config-dir has a meaning here")
     for word in request.overrides:
         key = (parse(word).key_or_group or "").partition("@")[0]
-        if key.partition(".")[0] not in SECTIONS:
-            raise ConfigError(f"{word}: evaluate takes options of {', '.join(SECTIONS)} alone.{nearest(key, SECTIONS)}")
+        valid = [*SECTIONS, *also]
+        if key.partition(".")[0] not in valid:
+            raise ConfigError(f"{word}: {verb} takes options of {', '.join(valid)} alone.{nearest(key, valid)}")
     if subject.saved is None:
         composed = compose(request.with_words([*subject.words, *request.overrides]))
     else:
         composed = _changed(OmegaConf.create(subject.saved), request.with_words(subject.words))
         composed = _changed(composed, request)
-    composed.objective.metric = "eval/pass@1"  # a run's own may ask for what this evaluation does not measure
     return composed
 
 
@@ -115,6 +119,15 @@ def _changed(composed: DictConfig, request: Request) -> DictConfig:
             valid = [f"{top}.{name!s}" for name in (section if isinstance(section, dict) else {})]
             raise ConfigError(f"{key}: no such option. Valid: {', '.join(valid)}.{nearest(key, valid)}") from error
     return composed
+
+
+def folder_of(words: list[str], kind: str, name: str) -> tuple[Path, list[str]]:
+    """The folder that hydra.run.dir= names, else a new one, outputs/KIND/TIME_NAME; and the other words."""
+    named = [word.removeprefix(FOLDER) for word in words if word.startswith(FOLDER)]
+    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{re.sub(r'[^A-Za-z0-9_.+=@-]', '_', name)[:100]}"
+    above = Path("outputs", kind)
+    free = (f for n in range(1, 1000) if not (f := above / (stem if n == 1 else f"{stem}_{n}")).exists())
+    return Path(named[0]) if named else next(free), [word for word in words if not word.startswith(FOLDER)]
 
 
 # ---- runs
@@ -173,6 +186,12 @@ def _saved(run: Path) -> dict[str, Any]:
 
 
 def _whole_model(path: Path) -> Subject:
+    kinds = json.loads((path / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    if str(kinds[0]).endswith("ForSequenceClassification"):
+        raise InputError(
+            f"{path} is a reward model, which answers no prompts: use it as reward=model reward.path={path}, and evaluate the "
+            "run that trained it by the run's folder"
+        )
     words = ["model.source=hub", f"model.path={_quoted(path)}", "model.adapter=none", "model.start_adapter=null"]
     if (path.parent / "run.json").is_file():  # an export: asked what its run was asked
         return Subject(f"{_name(path.parent)}_{path.name}", _saved(path.parent), words)

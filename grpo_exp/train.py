@@ -8,21 +8,22 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo_exp.algos.base import Algorithm
 from grpo_exp.batch import Outputs, Rewards, TokenBatch
 from grpo_exp.checkpoint import Checkpoints, State
 from grpo_exp.errors import NumericsError, Stopped
-from grpo_exp.evaluate import Evaluation, Evaluator
+from grpo_exp.evaluate import Evaluation, HeldOut
 from grpo_exp.experience import MINIBATCH_STREAM, Source
-from grpo_exp.metrics import RIGHT_ABOVE, Meter, Metrics, drift_metrics, mismatch_metrics
+from grpo_exp.losses import importance_weights
+from grpo_exp.metrics import RIGHT_ABOVE, Meter, Metrics, drift_metrics, mismatch_metrics, replay_metrics, value_metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
 from grpo_exp.stop import StopSignals
@@ -72,13 +73,14 @@ class Trainer:
         policy: Policy,
         algorithm: Algorithm,
         source: Source,
-        evaluator: Evaluator | None,
+        evaluator: HeldOut | None,
         tracker: Tracker,
         checkpoints: Checkpoints,
         optim: OptimOptions,
         *,
         lr: float,
         steps: int,
+        max_tokens: int,
         seed: int,
         temperature: float,
         update_rows: int,
@@ -89,11 +91,18 @@ class Trainer:
         self.policy, self.algorithm, self.source, self.evaluator = policy, algorithm, source, evaluator
         self.tracker, self.checkpoints, self.optim = tracker, checkpoints, optim
         self.lr, self.steps, self.seed, self.update_rows = lr, steps, seed, update_rows
+        self.max_tokens = max_tokens or math.inf
         self.temperature = temperature if algorithm.online else 1.0
         self.objective_name, self.hook, self.stop = objective, hook, stop
         self.parameters = policy.trainable()
+        self.critic = policy.critic
+        groups = [self.parameters, *([self.critic.trainable()] if self.critic else [])]
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, weight_decay=optim.weight_decay
+            [{"params": group} for group in groups],
+            lr=lr,
+            betas=(optim.beta1, optim.beta2),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
         )
         self.tokens, self.seconds, self.started = 0, 0.0, time.perf_counter()
         self.before: Evaluation | None = None
@@ -102,20 +111,20 @@ class Trainer:
         self.train_outcomes: deque[float] = deque(maxlen=20)
 
     def run(self) -> Result:
-        """Train for all steps.
+        """Train for all steps, or until as many tokens have been sampled as are wanted.
 
         Raises:
             Stopped: a signal came; the checkpoint of the step just finished is written.
             NumericsError: a loss or gradient is not finite.
         """
-        if self.algorithm.needs_reference:
-            self.policy.freeze_reference()
+        if self.algorithm.keeps_reference:
+            self.policy.freeze_reference(self.algorithm.moves_reference)
         every = self.evaluator.options.every if self.evaluator else 0
         if self.evaluator and self.evaluator.options.start:
             self._evaluate(0)
         for step in range(1, self.steps + 1):
             self._step(step)
-            last = step == self.steps
+            last = step == self.steps or self.tokens >= self.max_tokens
             with contextlib.suppress(Stopped):  # in the middle of an evaluation, which is then left out
                 if self.evaluator and (last or (every and step % every == 0)):
                     self._evaluate(step)
@@ -124,6 +133,8 @@ class Trainer:
                 raise Stopped(signum, f"stopped by a signal after step {step}; its checkpoint is written")
             if last or (self.checkpoints.options.every and step % self.checkpoints.options.every == 0):
                 self._save(step)
+            if last:
+                break
         return Result(self._objective(), self.tokens, self.before, self.after)
 
     # ---- one step
@@ -134,7 +145,9 @@ class Trainer:
         ready = time.perf_counter()
         batch = self.algorithm.select(drawn.batch)
         if len(batch):
-            batch = self.algorithm.credit(self._with_outputs(batch))
+            batch = self._with_outputs(batch, step, drawn.weight_max)
+            drawn.keep(batch)
+            batch = self.algorithm.credit(batch)
         known = time.perf_counter()
         metrics = self._update(batch, step) if len(batch) else {}
         done = time.perf_counter()
@@ -142,6 +155,7 @@ class Trainer:
         self._record_outcome(drawn.rewards)
         metrics = {
             **drawn.metrics,
+            **self.algorithm.measured(),
             **metrics,
             "time/logp": known - ready,
             "time/update": done - known,
@@ -149,24 +163,33 @@ class Trainer:
             "throughput/tokens_per_s": drawn.tokens / (done - started),
             "memory/peak_gib": peak_gib(self.policy.device),
         }
-        self.algorithm.observe(metrics)
+        if warning := self.algorithm.observe(metrics):
+            self.tracker.note(warning, "warn")
+        if shift := self.algorithm.reference_shift(step):
+            self.policy.update_reference(shift)
         self._row("train", step, metrics)
         if drawn.samples:
             self.tracker.samples([{"step": step, **row} for row in drawn.samples])
 
     @torch.no_grad()
-    def _with_outputs(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with what the reference and the policy itself say of it, where the algorithm needs that."""
+    def _with_outputs(self, batch: TokenBatch, step: int, weight_max: float) -> TokenBatch:
+        """The batch with what the reference and the policy itself say of it, where the algorithm or replayed rows need that."""
         algorithm = self.algorithm
-        if algorithm.needs_reference:
+        needs_old_logp = algorithm.needs_old_logp or batch.age is not None
+        if batch.ref_logp is None and algorithm.wants_reference(step):
             with self.policy.reference():
                 batch = batch.with_(ref_logp=self._forward(batch).logp)
-        if algorithm.needs_old_logp or algorithm.needs_entropy or algorithm.needs_values:
+        if needs_old_logp or algorithm.needs_entropy or algorithm.needs_values:
             old = self._forward(batch)
             batch = batch.with_(
-                old_logp=old.logp if algorithm.needs_old_logp else None,
+                old_logp=old.logp if needs_old_logp else None,
                 entropy=old.entropy if algorithm.needs_entropy else None,
                 values=old.values if algorithm.needs_values else None,
+            )
+        if batch.age is not None:
+            assert batch.old_logp is not None and batch.behaviour_logp is not None
+            batch = batch.with_(
+                weights=importance_weights(batch.old_logp, batch.behaviour_logp, batch.mask, batch.age, weight_max)
             )
         return batch
 
@@ -180,8 +203,8 @@ class Trainer:
     def _update(self, batch: TokenBatch, step: int) -> Metrics:
         """All optimizer steps on one batch."""
         rate = self.optim.rate(self.lr, step - 1, self.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, factor in zip(self.optimizer.param_groups, self._lr_factors(), strict=True):
+            group["lr"] = rate * factor
         meter, norms, losses = Meter(), [], []
         first: Metrics = {}
         for number, rows in enumerate(self._minibatches(batch, step)):
@@ -192,11 +215,16 @@ class Trainer:
             norms.append(self._optimizer_step(step))
             losses.append(loss)
         adv = {} if batch.advantages is None else {"adv/absmax": batch.advantages.abs().max().item()}
+        values: Metrics = {}
+        if batch.values is not None and batch.returns is not None:
+            values = value_metrics(batch.values, batch.returns, batch.loss_mask)
         return {
             "loss/total": sum(losses) / len(losses),
-            "grad/norm": sum(norms) / len(norms),
+            **{name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0]},
             "lr": rate,
             **adv,
+            **values,
+            **replay_metrics(batch),
             **meter.result(),
             **first,
         }
@@ -211,7 +239,8 @@ class Trainer:
             seed = int(np.random.SeedSequence((self.seed, MINIBATCH_STREAM, step, epoch)).generate_state(1)[0])
             generator = torch.Generator().manual_seed(seed)
             rank = torch.randperm(int(batch.group.max()) + 1, generator=generator).to(batch.group.device)
-            units = rank[batch.group[:: batch.unit]].argsort(stable=True).tensor_split(algorithm.minibatches)
+            split = rank[batch.group[:: batch.unit]].argsort(stable=True).tensor_split(algorithm.minibatches)
+            units = [part for part in split if len(part)]  # where rows were left out, there may be too few
             parts += [(part[:, None] * batch.unit + torch.arange(batch.unit, device=part.device)).flatten() for part in units]
         return parts
 
@@ -219,34 +248,68 @@ class Trainer:
         """Gradients of one optimizer step, micro-batch by micro-batch: what the policy said, and the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         count = self.algorithm.count(batch).clamp(min=1)  # 0 where every row is left out of the loss
-        whole, total = _Gathered(batch), 0.0
-        for index, micro in batch.split(self.update_rows):
-            now = self.policy.forward(micro, self.temperature, train=True, entropy_gradient=self.algorithm.entropy_gradient)
-            loss = self.algorithm.loss(now, micro)
-            (loss.total / count).backward()
+        whole, total, idle = _Gathered(batch), 0.0, self.algorithm.idle(batch)
+        for index, micro in self._micro_batches(batch, idle):
+            learns = not bool(idle[index].all())
+            with torch.set_grad_enabled(learns):
+                now = self.policy.forward(micro, self.temperature, train=True, entropy_gradient=self.algorithm.entropy_gradient)
+                loss = self.algorithm.loss(now, micro)
+            if learns:
+                (loss.total / count).backward()
             meter.add(loss)
             total += float(loss.total.detach() / count)
             whole.put(index, now)
+        if idle.all():  # a gradient of 0, which AdamW's memory of earlier ones still moves
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter)
         return whole.outputs(), total
 
+    def _micro_batches(self, batch: TokenBatch, idle: Tensor) -> Iterator[tuple[Tensor, TokenBatch]]:
+        """Micro-batches in which rows that only are looked at stand apart from those that have a gradient."""
+        if batch.unit > 1 or not idle.any():
+            yield from batch.split(self.update_rows)
+            return
+        for rows in (~idle, idle):
+            for index in rows.nonzero().squeeze(-1).split(self.update_rows):
+                if len(index):
+                    yield index, batch.rows(index)
+
     def _first_pass(self, batch: TokenBatch, now: Outputs) -> Metrics:
-        """What is measured before the first optimizer step on a batch, when the policy is still the one that sampled it."""
-        metrics = {"entropy/mean": now.entropy[batch.mask].mean().item()}
-        if batch.ref_logp is not None:
-            metrics |= drift_metrics(now.logp, batch.ref_logp, batch.mask)
+        """What is measured before the first optimizer step on a batch, on rows that the policy as it still is sampled."""
+        mask = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]  # [N, T]
+        if not mask.any():
+            return {}
+        logp = now.logp if batch.old_logp is None else batch.old_logp  # cut up as the reference's, so equal to the bit
+        metrics = {"entropy/mean": now.entropy[mask].mean().item()}
+        if batch.ref_logp is not None and batch.behaviour_logp is not None:  # on stored completions it would be no KL
+            metrics |= drift_metrics(logp, batch.ref_logp, mask)
         if batch.behaviour_logp is not None:
-            metrics |= mismatch_metrics(batch.behaviour_logp, now.logp, batch.mask)
+            metrics |= mismatch_metrics(batch.behaviour_logp, logp, mask)
         return metrics
 
-    def _optimizer_step(self, step: int) -> float:
+    def _lr_factors(self) -> list[float]:
+        """The learning rate of each group of parameters as a multiple of the policy's."""
+        return [1.0, *([self.critic.options.lr_factor] if self.critic else [])]
+
+    def _optimizer_step(self, step: int) -> Metrics:
+        """Clip the gradients of policy and critic, each by its own norm, and let them act; the norms before clipping."""
+        norms = {"grad/norm": self._clip(self.parameters, step)}
+        if self.critic:
+            norms["value/grad_norm"] = self._clip(self.critic.trainable(), step)
+            if step <= self.critic.options.warmup_steps:
+                for parameter in self.parameters:
+                    parameter.grad = None  # which AdamW passes over, weight decay included
+        self.optimizer.step()
+        return norms
+
+    def _clip(self, parameters: list[nn.Parameter], step: int) -> float:
         limit = self.optim.clip_grad or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
         if not math.isfinite(norm):
             raise NumericsError(
                 f"step {step}: the gradient is not finite (norm {norm}); the weights are as they were before this step. "
                 f"Lower lr={self.lr:g}, raise beta, or use model.dtype=float32"
             )
-        self.optimizer.step()
         return norm
 
     # ---- evaluation, records, checkpoints
@@ -288,7 +351,7 @@ class Trainer:
             "train_outcomes": list(self.train_outcomes),
             "algorithm": self.algorithm.state(),
         }
-        state = State(self.policy.state(), self.optimizer.state_dict(), progress)
+        state = State(self.policy.state(), self.optimizer.state_dict(), progress, self.source.tensors())
         # An objective measured at another step says nothing about these weights.
         self.checkpoints.save(step, state, self._objective() if self.evaluated == step else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import resource
@@ -49,6 +50,23 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_tensors_of_the_source_have_a_file_that_is_checked_where_there_are_any(tmp_path: Path) -> None:
+    made = state()
+    tensors = {"0.mask": torch.tensor([[True, False]]), "0.tokens": torch.arange(6).reshape(2, 3).T}
+    folder = checkpoints(tmp_path).save(1, dataclasses.replace(made, source=tensors), None)
+    assert "source.safetensors" in json.loads((folder / "manifest.json").read_text())["files"]
+    read = load(folder).source
+    assert read.keys() == tensors.keys() and all(torch.equal(read[name], x) for name, x in tensors.items())
+    without = checkpoints(tmp_path / "other").save(1, made, None)
+    assert not (without / "source.safetensors").exists() and load(without).source == {}
+    (folder / "source.safetensors").write_bytes((without / "weights.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"source\.safetensors does not match"):
+        load(folder)
+    (folder / "source.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+        load(folder)
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_exp import config as configuration
-from grpo_exp.app import check
+from grpo_exp.app import check, sweep_jobs
 from grpo_exp.command_line import group_folders, options, read
-from grpo_exp.compose import compose, is_sweep, known_keys, sweep_jobs
+from grpo_exp.compose import compose, is_sweep, known_keys
 from grpo_exp.config import Config, build
 from grpo_exp.errors import ConfigError, GrpoError
 from grpo_exp.options import option

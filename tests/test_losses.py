@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from grpo_exp import losses
-from grpo_exp.algos.grpo import GRPO, KL
+from grpo_exp.algos.grpo import GRPO
 from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.errors import ConfigError
+from grpo_exp.kl import KL, Reference
 from grpo_exp.metrics import Meter
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "loss_values.json"
@@ -84,6 +85,18 @@ def batch(**fields: Any) -> TokenBatch:
     return TokenBatch(**(values | fields))
 
 
+def kl(place: str, estimator: str, gradient: str, **changes: Any) -> KL:
+    """A KL term of fixed weight on the rows of one rollout."""
+    values: dict[str, Any] = {
+        "ratio_correction": False,
+        "credit": "sequence",
+        "target": None,
+        "horizon": 10.0,
+        "report_every": 0,
+    }
+    return KL(place, estimator, gradient, **(values | changes))
+
+
 def grpo(**changes: Any) -> GRPO:
     """GRPO with the reference's clip range and without a KL term."""
     values: dict[str, Any] = {
@@ -92,13 +105,23 @@ def grpo(**changes: Any) -> GRPO:
         "beta": 0.0,
         "G": 2,
         "max_length": 4,
+        "ratio": "token",
+        "surrogate": "clip",
         "clip_low": 0.2,
         "clip_high": 0.28,
+        "dual_clip": None,
+        "tau_pos": 1.0,
+        "tau_neg": 1.05,
         "aggregation": "sequence_mean",
+        "baseline": "group_mean",
         "std": "group",
         "std_ddof": 1,
         "std_eps": 1e-6,
-        "kl": KL("loss", "k3", "estimator"),
+        "whiten": False,
+        "kl": kl("loss", "k3", "estimator"),
+        "reference": Reference("fixed", 1, 0.6),
+        "entropy_coef": 0.0,
+        "top_entropy": 1.0,
         "mask_truncated": False,
         "updates_per_rollout": 2,
         "minibatch_count": 1,
@@ -174,7 +197,7 @@ def test_the_gradient_switch_reaches_the_loss() -> None:
     """beta * k3 with the gradient of k2 changes the gradient and not the value."""
     zero = torch.zeros(4, 4, dtype=torch.float64)
     results = {
-        how: evaluate(grpo(aggregation="token_mean", beta=0.5, kl=KL("loss", "k3", how)), batch(advantages=zero))
+        how: evaluate(grpo(aggregation="token_mean", beta=0.5, kl=kl("loss", "k3", how)), batch(advantages=zero))
         for how in ("estimator", "unbiased")
     }
     assert results["estimator"][0] == pytest.approx(0.5 * KL_TOKEN_MEAN["k3"], abs=1e-6)
@@ -236,7 +259,7 @@ def test_credit_matches_the_reference() -> None:
 
 def test_kl_in_the_reward_is_taken_off_before_the_group_mean() -> None:
     """R - beta * sum of k1 over the row's tokens; the loss then has no KL term."""
-    algorithm = grpo(std="none", beta=0.5, kl=KL("reward", "k1", "estimator"))
+    algorithm = grpo(std="none", beta=0.5, kl=kl("reward", "k1", "estimator"))
     dirty = double(OLD_LOGP).masked_fill(~mask(), 7.0)
     credited = algorithm.credit(batch(advantages=None, old_logp=dirty, reward=double([1.0, 0.0, 0.5, 0.0])))
     # old - ref, summed over the rows' tokens: -0.1+0.1+0.2+0.2, 0.1+0.2-0.3, 0.1+0.2, 0.1-0.3+0.3+0.3
@@ -309,13 +332,13 @@ def test_a_group_of_one_is_refused() -> None:
     ("changes", "shown"),
     [
         ({"beta": 0.05}, "+ 0.05 k3(pi, ref)"),
-        ({"beta": 0.05, "kl": KL("loss", "k3", "unbiased")}, "gradient of k2"),
+        ({"beta": 0.05, "kl": kl("loss", "k3", "unbiased")}, "gradient of k2"),
         ({"aggregation": "constant_length"}, "/ 4"),
         ({"clip_high": 0.4}, "clip(r, 0.8, 1.4)"),
         ({"std": "batch"}, "std_batch"),
         ({"mask_truncated": True}, "truncated"),
-        ({"beta": 0.05, "kl": KL("reward", "k1", "estimator")}, "(R' - mean_group R')"),
-        ({"beta": 0.05, "kl": KL("reward", "k1", "estimator")}, "R' = R - 0.05 sum over tokens of k1(pi, ref)"),
+        ({"beta": 0.05, "kl": kl("reward", "k1", "estimator")}, "(R' - mean_group R')"),
+        ({"beta": 0.05, "kl": kl("reward", "k1", "estimator")}, "R' = R - 0.05 sum over tokens of k1(pi, ref)"),
     ],
 )
 def test_the_formula_shows_what_is_computed(changes: dict[str, Any], shown: str) -> None:

@@ -74,6 +74,94 @@ def test_memory_leaves_later_epochs_proportional(sizes):
             assert all(abs(count - size / len(examples) * length) < 1 for count, size in zip(counts, sizes, strict=True))
 
 
+# ---- prompts that rest
+
+
+def epochs(order: PromptOrder, count: int, wrong: set[int]) -> list[list[int]]:
+    """The prompts of some epochs, those of `wrong` recorded without contrast after each."""
+    found = []
+    for _ in range(count):
+        taken = [order.take(1)[0]]
+        while order.state()["position"] < len(order._order):
+            taken += order.take(1)
+        order.record(taken, [index not in wrong for index in taken])
+        found.append(taken)
+    return found
+
+
+def test_a_prompt_without_contrast_misses_its_next_visits():
+    """Recorded in epoch 0, left out of epochs 1 and 2, back in 3; one with contrast never misses any."""
+    order = PromptOrder(pool(6, 4), 0, 2, skip_visits=2)
+    taken = epochs(order, 7, wrong={1, 8})
+    assert [{1, 8} <= set(epoch) for epoch in taken] == [True, False, False, True, False, False, True]
+    assert all(set(epoch) >= set(range(10)) - {1, 8} and len(set(epoch)) == len(epoch) for epoch in taken)
+    assert order.resting_frac == 0
+    order.take(1)
+    assert order.resting_frac == 0.2
+
+
+def test_contrast_ends_a_rest():
+    order = PromptOrder(pool(10), 0, 2, skip_visits=3)
+    order.record([4, 5], [False, False])
+    order.record([5], [True])
+    assert [4 in epoch for epoch in epochs(order, 5, set())] == [True, True, True, True, True]  # 4 had contrast in epoch 0
+    order.record([4], [False])
+    assert [4 in epoch for epoch in epochs(order, 5, set())] == [False, False, False, True, True]
+
+
+def test_without_visits_to_skip_nothing_rests():
+    plain, told = PromptOrder(pool(7, 3), 5, 3), PromptOrder(pool(7, 3), 5, 3)
+    told.record(range(10), [False] * 10)
+    assert [plain.take(7) for _ in range(9)] == [told.take(7) for _ in range(9)]
+
+
+def test_if_all_would_rest_those_nearest_to_return_come_back():
+    """Prompts 0 to 3 rest until epoch 5, the others until epoch 9: four (2 x memory) must be in every epoch."""
+    order = PromptOrder(pool(10), 0, 2, skip_visits=5)
+    order.record(range(4), [False] * 4)
+    state = order.state()
+    state["rests"] = [[i, 5 if i < 4 else 9] for i in range(10)]
+    order.load(state)
+    order.take(10)
+    assert set(order.take(4)) == {0, 1, 2, 3} and order.resting_frac == 0.6
+    assert PromptOrder(pool(1), 0, 0, skip_visits=1).take(3) == [0, 0, 0]
+
+
+@few
+@given(pools, seeds, st.integers(0, 12), st.integers(0, 4), st.lists(st.integers(1, 20), min_size=1, max_size=12), st.data())
+def test_rest_keeps_the_order_an_order(examples, seed, memory, skip, steps, data):
+    """No early return, and from a state on the same prompts, whatever was recorded before and after it."""
+    order = PromptOrder(examples, seed, memory, skip)
+    apart = min(memory, len(examples) // 2)
+    place, last = 0, {}
+    for count in steps:
+        for index in order.take(count):
+            assert place - last.get(index, -(10**9)) > apart
+            last[index], place = place, place + 1
+        asked = data.draw(st.lists(st.sampled_from(sorted(last)), max_size=count, unique=True))
+        order.record(asked, data.draw(st.lists(st.booleans(), min_size=len(asked), max_size=len(asked))))
+    resumed = PromptOrder(examples, seed, memory, skip)
+    resumed.load(json.loads(json.dumps(order.state())))
+    for count in steps:
+        assert resumed.take(count) == order.take(count)
+        for one in (resumed, order):
+            one.record([0], [False])
+    assert 0 <= order.resting_frac < 1
+
+
+def test_what_is_left_stays_proportional():
+    """Two categories of 40, half of one resting: every stretch has twice as many of the other."""
+    examples = pool(40, 40)
+    order = PromptOrder(examples, 0, 5, skip_visits=1)
+    order.record(range(20), [False] * 20)
+    order.take(80)
+    counts = [0, 0]
+    for length, index in enumerate(order.take(60), 1):
+        assert index >= 20
+        counts[int(examples[index].category)] += 1
+        assert abs(counts[0] - length / 3) < 1
+
+
 def test_seeds_and_epochs_differ():
     first, second = PromptOrder(pool(50), 1, 8), PromptOrder(pool(50), 2, 8)
     epochs = [tuple(first.take(50)), tuple(first.take(50)), tuple(second.take(50))]
@@ -93,7 +181,8 @@ def test_more_prompts_than_the_pool_repeats_only_after_it_is_used_up():
 
 def test_a_state_of_another_run_is_refused():
     state = PromptOrder(pool(5), 1, 2).state()
-    for other in (PromptOrder(pool(6), 1, 2), PromptOrder(pool(5), 2, 2), PromptOrder(pool(5), 1, 1)):
+    others = (PromptOrder(pool(6), 1, 2), PromptOrder(pool(5), 2, 2), PromptOrder(pool(5), 1, 1), PromptOrder(pool(5), 1, 2, 3))
+    for other in others:
         with pytest.raises(CheckpointError, match="resume with the data and the seed"):
             other.load(state)
 

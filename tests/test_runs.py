@@ -178,7 +178,7 @@ def test_a_plain_grid(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     answer = call(capsys, "-m", *SMALL, "beta=0.01,0.1", "steps=1", "eval.start=false")
     assert (answer.code, answer.err) == (0, "")
     (folder,) = Path("outputs/sweeps").iterdir()
-    assert sorted(p.name for p in folder.iterdir()) == ["0", "1", "multirun.yaml"]
+    assert sorted(p.name for p in folder.iterdir()) == [".locks", "0", "1", "study.journal", "sweep.json"]
     assert [card(folder / number)["beta"] for number in ("0", "1")] == [0.01, 0.1]
     assert groups == [folder.name, folder.name]
 
@@ -186,15 +186,13 @@ def test_a_plain_grid(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 def test_a_failed_run_does_not_end_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     Path("good.py").write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
     Path("bad.py").write_text(FAILING.format(calls=2, error="ValueError('reward says no')"))
-    paths = "reward.path=bad.py:score,good.py:score,bad.py:score"
+    Path("worse.py").write_text(Path("bad.py").read_text())
+    paths = "reward.path=bad.py:score,good.py:score,worse.py:score"
     answer = call(capsys, "-m", *SMALL, "hydra.sweep.dir=sweep", "steps=1", "reward=custom", paths)
     assert answer.code == 3
-    first, second, last = answer.err.splitlines()
-    assert first.startswith("grpo_exp: run 0 (")
-    assert "bad.py" in first
-    assert "reward says no" in first
-    assert second.startswith("grpo_exp: run 2 (")
-    assert last == "grpo_exp: 2 of 3 runs failed: 0, 2; see error.txt in their folders"
+    assert only_message(answer) == "grpo_exp: 2 of 3 trials failed: 0, 2; see error.txt in their folders\n"
+    (first,) = [line for line in answer.out.splitlines() if line.startswith("trial 0: fail, ")]
+    assert "bad.py" in first and "reward says no" in first
     assert [card(Path("sweep") / n)["status"] for n in "012"] == ["failed", "finished", "failed"]
 
 
@@ -203,4 +201,4 @@ def test_wrong_input_ends_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, "-m", *words, "hydra.sweep.dir=sweep", "data=file", "data.path=nowhere.jsonl", "beta=0.1,0.2")
     assert answer.code == 2
     assert "nowhere.jsonl" in only_message(answer)
-    assert [p.name for p in Path("sweep").iterdir()] == ["multirun.yaml"]
+    assert not list(Path("sweep").glob("[0-9]*/run.json"))

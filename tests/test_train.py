@@ -18,6 +18,7 @@ from toy_policy import batch, policy
 
 from grpo_exp import checkpoint, config, run
 from grpo_exp.algos.base import Algorithm
+from grpo_exp.algos.grpo import GRPO
 from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError, NumericsError, RunError
@@ -55,6 +56,9 @@ def digits(completions):  # differs between nearly all samples
 def same(completions):
     return [0.3] * len(completions)
 
+def some(completions):  # with G=4: no contrast in every other group
+    return [value if i // 4 % 2 else 0.5 for i, value in enumerate(digits(completions))]
+
 calls = []
 def late_failure(completions):
     calls.append(1)
@@ -69,7 +73,7 @@ def train(folder: Path, *words: str, reward: str = "digits") -> list[Row]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder.parent / "rewards.py").write_text(REWARDS)
     composed = compose([*BASE, f"reward.path={folder.parent / 'rewards.py'}:{reward}", *words])
-    run.train(config.build(composed), config.resolved(composed), set(), folder)
+    run.train(config.build(composed), config.resolved(composed), set(), folder, hook=lambda step, value: None)
     return rows(folder / "metrics.jsonl")
 
 
@@ -104,6 +108,35 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(tmp_path: Path) -> None:
     assert (tmp_path / "a/eval.jsonl").read_bytes() == (tmp_path / "b/eval.jsonl").read_bytes()
     first, second = weights(tmp_path / "a", 3), weights(tmp_path / "b", 3)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("reward", ["some", "same"])
+def test_rows_without_a_gradient_are_looked_at_without_one(
+    tmp_path: Path, reward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is changed by it but the time: not the metrics, not the weights, not even where no row has a gradient."""
+    words = ("beta=0", "steps=3", "hardware.update_rows=4", "optim.weight_decay=0.1")
+    modes: list[tuple[int, bool]] = []
+    forward = Policy.forward
+
+    def watched(self: Policy, rows: TokenBatch, *args: Any, train: bool = False, **more: Any) -> Any:
+        if train:
+            modes.append((len(rows), torch.is_grad_enabled()))
+        return forward(self, rows, *args, train=train, **more)
+
+    monkeypatch.setattr(Policy, "forward", watched)
+    quick = train(tmp_path / "quick", *words, reward=reward)
+    assert {grad for _, grad in modes} == ({True, False} if reward == "some" else {False})
+    monkeypatch.setattr(GRPO, "idle", Algorithm.idle)
+    modes.clear()
+    plain = train(tmp_path / "plain", *words, reward=reward)
+    assert all(grad for _, grad in modes)
+    for one, other in zip(without_times(quick), without_times(plain), strict=True):
+        assert one.pop("kind") == other.pop("kind")
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+    first, second = weights(tmp_path / "quick", 3), weights(tmp_path / "plain", 3)
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=0, atol=1e-4)
 
 
 PLAIN_STEP = ("steps=1", "optim.clip_grad=0", "eval.start=false", "optim.beta1=0")
@@ -260,7 +293,7 @@ EVAL_NAMES = ["eval/pass@1", "eval/pass@k", "eval/maj@k", "eval/format", "eval/l
 
 def test_rows_have_the_names_of_the_contract(tmp_path: Path) -> None:
     composed = compose([*(w for w in BASE if w != "reward=custom"), "steps=2", "eval.every=1"])
-    run.train(config.build(composed), config.resolved(composed), set(), tmp_path)
+    run.train(config.build(composed), config.resolved(composed), set(), tmp_path, hook=lambda step, value: None)
     found = rows(tmp_path / "metrics.jsonl")
     assert [(row["kind"], row["step"]) for row in found] == [("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2)]
     for row in found:
@@ -433,7 +466,10 @@ class Source:
     def state(self) -> Row:
         return {}
 
-    def load(self, state: Row) -> None: ...
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load(self, state: Row, tensors: dict[str, torch.Tensor]) -> None: ...
 
 
 class Memory(Tracker):
@@ -461,6 +497,7 @@ def loop(
         optim,
         lr=lr,
         steps=steps,
+        max_tokens=0,
         seed=0,
         temperature=1.0,
         update_rows=update_rows,

@@ -1,9 +1,9 @@
-"""Group Relative Policy Optimization."""
+"""Group Relative Policy Optimization and its relatives: one class, whose options make each published variant."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,54 +12,71 @@ from grpo_exp import advantages, losses
 from grpo_exp.algos.base import Algorithm
 from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.errors import ConfigError
-from grpo_exp.ops import kl_estimate, masked_sum
+from grpo_exp.kl import KL, Reference, Weight
+from grpo_exp.metrics import Metrics
+from grpo_exp.ops import kl_estimate, masked_sum, whiten
 from grpo_exp.options import option
-
-
-@dataclass
-class KL:
-    """How the policy is held near its reference."""
-
-    place: str = option(
-        "where the KL term acts: in the loss, subtracted from the reward, or nowhere", choices=("loss", "reward", "none")
-    )
-    estimator: str = option("per-token estimator on samples of the policy", choices=("k1", "k2", "k3"))
-    gradient: str = option(
-        "gradient of the term in the loss: the estimator's own, or that of KL(pi || ref) itself",
-        choices=("estimator", "unbiased"),
-    )
 
 
 @dataclass
 class GRPO(Algorithm):
     """GRPO (DeepSeekMath, arXiv 2402.03300, equation 3): the reward's place in its group is the advantage of every token.
 
-    Left out: process supervision (section 4.1.3) and the iterated reward model (section 4.1.4). A group whose rewards are all
-    equal has advantage exactly 0 and moves nothing but the KL term.
+    The options make the variants of conf/algo: what is taken off a reward and what divides it, whether the ratio is a token's
+    or a sequence's, what bounds it, how tokens add up, and where the KL term acts. Left out: process supervision (section
+    4.1.3) and the iterated reward model (section 4.1.4).
+
+    A group whose rewards are all equal has advantage exactly 0: only the KL term and the entropy bonus move the policy then.
+    Not so without a baseline, where the advantage is the reward itself; with `whiten`, which takes off the mean over all tokens
+    of the batch, not 0 where lengths differ; and with KL in the reward, where the rewards that count are those after it.
     """
 
     beta: float = option("weight of the KL term (set it at the root: beta=)", low=0)
     G: int = option("samples a prompt (set it at the root: G=)", low=1)
     max_length: int = option("length that constant_length divides by, in tokens", low=1)
+    ratio: str = option("pi / pi_old of each token, or one for the row: the geometric mean", choices=("token", "sequence"))
+    surrogate: str = option("what bounds the ratio", choices=("clip", "cispo", "cispo_two_sided", "sapo"))
     clip_low: float = option("the ratio is clipped below at 1 - clip_low", low=0, high=1)
     clip_high: float = option("the ratio is clipped above at 1 + clip_high", low=0)
+    dual_clip: float | None = option("bound of the ratio where the advantage is negative; null for none", above=1)
+    tau_pos: float = option("temperature of sapo's gate where the advantage is positive", above=0)
+    tau_neg: float = option("temperature of sapo's gate elsewhere", above=0)
     aggregation: str = option("how token losses become one number", choices=("sequence_mean", "token_mean", "constant_length"))
+    baseline: str = option("what is taken off the reward", choices=("group_mean", "leave_one_out", "length_weighted", "none"))
     std: str = option("what the centred reward is divided by", choices=("group", "batch", "none"))
     std_ddof: int = option("degrees of freedom taken off in the standard deviation", low=0, high=1)
     std_eps: float = option("added to the standard deviation", low=0)
+    whiten: bool = option("advantages get mean 0 and variance 1 over all tokens of the batch")
     kl: KL = option("the KL term")
+    reference: Reference = option("what the KL is measured against")
+    entropy_coef: float = option("weight of the entropy bonus; 0 for none", low=0)
+    top_entropy: float = option("share of the batch's tokens that have an advantage: those of highest entropy", above=0, high=1)
     mask_truncated: bool = option("leave samples that were cut off at max_new_tokens out of the loss")
     updates_per_rollout: int = option("passes over each rollout", low=1)
     minibatch_count: int = option("optimizer steps in one pass, each on a share of the rows", low=1)
 
     online: ClassVar[bool] = True
+    weighs_replay: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.G < 2:
+        if self.G < 2 and (self.baseline != "none" or self.std == "group"):
             raise ConfigError(
                 f"G={self.G}: the advantage is the reward's distance from the mean of its group, which needs two samples "
-                "a prompt at least. Use G=2 or more, 8 being common"
+                "a prompt at least. Use G=2 or more, 8 being common, or algo=reinforce_pp, which needs no group"
             )
+        if self.baseline == "none" and self.std != "none":
+            raise ConfigError(
+                f"algo.baseline=none with algo.std={self.std}: a standard deviation divides a distance from a mean, and equal "
+                "rewards would be divided by 0. Use algo.std=none, and algo.whiten=true to bring advantages to one size"
+            )
+        if self.dual_clip is not None and self.surrogate != "clip":
+            raise ConfigError(
+                f"algo.dual_clip={self.dual_clip:g} belongs to algo.surrogate=clip, and the surrogate is {self.surrogate}. "
+                "Use algo.dual_clip=null"
+            )
+        self._weight = Weight(self.beta, self.kl)
+
+    # ---- what the loop asks
 
     @property
     def optimizer_steps(self) -> int:
@@ -79,42 +96,117 @@ class GRPO(Algorithm):
     def needs_reference(self) -> bool:
         return self.beta > 0 and self.kl.place != "none"
 
+    @property
+    def keeps_reference(self) -> bool:
+        return self.needs_reference or self.kl.report_every > 0
+
+    @property
+    def moves_reference(self) -> bool:
+        return self.keeps_reference and self.reference.moves
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.top_entropy < 1
+
+    @property
+    def entropy_gradient(self) -> bool:
+        return self.entropy_coef > 0
+
+    def wants_reference(self, step: int) -> bool:
+        return self.needs_reference or (self.kl.report_every > 0 and step % self.kl.report_every == 0)
+
+    def reference_shift(self, step: int) -> float:
+        return self.reference.shift(step) if self.moves_reference else 0.0
+
+    def observe(self, metrics: Metrics) -> None:
+        self._weight.observe(metrics)
+
+    def state(self) -> dict[str, Any]:
+        return self._weight.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._weight.load(state)
+
+    # ---- credit
+
     def credit(self, batch: TokenBatch) -> TokenBatch:
         reward = batch.reward  # [N]
         assert reward is not None
-        if self.kl.place == "reward" and batch.ref_logp is not None:
-            assert batch.old_logp is not None
-            drift = kl_estimate(batch.old_logp, batch.ref_logp, self.kl.estimator)  # type: ignore[arg-type]  # [N, T]
-            reward = reward - self.beta * drift.masked_fill(~batch.mask, 0).sum(-1)
-        advantage = advantages.group_advantages(reward, batch.group, self.std, self.std_ddof, self.std_eps)  # type: ignore[arg-type]
-        batch = batch.with_(advantages=advantage[:, None].expand_as(batch.tokens))
         if self.mask_truncated:
             assert batch.finished is not None
             batch = batch.with_(loss_mask=batch.loss_mask & batch.finished[:, None])
-        return batch
+        to_come: Tensor | float = 0.0
+        if self.needs_reference and self.kl.place == "reward":
+            price = self._weight.value * self._drift(batch)  # [N, T]
+            if self.kl.credit == "sequence":
+                reward = reward - price.sum(-1)
+            else:
+                to_come = advantages.sum_to_end(price, batch.mask)  # [N, T]
+        length = batch.mask.sum(-1)  # [N]
+        row = advantages.group_advantages(
+            *(reward, batch.group, self.std, self.std_ddof, self.std_eps, self.baseline, length)  # type: ignore[arg-type]
+        )
+        advantage = row[:, None].expand_as(batch.tokens) - to_come  # [N, T]
+        if self.whiten:
+            advantage = whiten(advantage, batch.loss_mask)
+        if self.top_entropy < 1:
+            assert batch.entropy is not None
+            advantage = advantage.masked_fill(~advantages.top_share(batch.entropy, batch.loss_mask, self.top_entropy), 0)
+        return batch.with_(advantages=advantage)
+
+    def _drift(self, batch: TokenBatch) -> Tensor:
+        """KL estimate of each token under the policy that sampled it, 0 outside the mask: `[N, T]`."""
+        assert batch.old_logp is not None and batch.ref_logp is not None
+        drift = kl_estimate(batch.old_logp, batch.ref_logp, self.kl.estimator)  # type: ignore[arg-type]
+        return drift.masked_fill(~batch.mask, 0)
+
+    # ---- loss
 
     def loss(self, now: Outputs, batch: TokenBatch) -> LossSum:
-        assert batch.advantages is not None
-        logp = now.logp
-        old = logp.detach() if batch.old_logp is None else batch.old_logp
-        mask = batch.loss_mask
-        # Masked before the exponentials: an overflow outside the mask would otherwise come back as 0 x inf in the gradient.
-        ratio = torch.exp((logp - old).masked_fill(~mask, 0))  # [N, T]
-        policy = losses.clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high)
-        total = policy_sum = self._sum(policy.loss, mask)
-        count = self.count(batch)
+        mask, count = batch.loss_mask, self.count(batch)
+        old = now.logp.detach() if batch.old_logp is None else batch.old_logp
+        ratio = losses.policy_ratio(now.logp, old, batch.mask, mask, self.ratio)  # type: ignore[arg-type]  # [N, T]
+        policy = self._surrogate(now.logp.masked_fill(~mask, 0), ratio, batch)
+        total = policy_sum = self._sum(losses.weighted(policy.loss, batch.weights), mask)
         sums = {"loss/policy": (policy_sum.detach(), count)}
         if self.needs_reference and self.kl.place == "loss":
-            assert batch.ref_logp is not None
-            here, ref = logp.masked_fill(~mask, 0), batch.ref_logp.masked_fill(~mask, 0)  # [N, T]
-            kl = losses.kl_penalty(here, ref, self.kl.estimator, self.kl.gradient)  # type: ignore[arg-type]
-            kl_sum = self._sum(kl, mask)
-            total = total + self.beta * kl_sum
+            kl_sum = self._sum(losses.weighted(self._kl(now.logp, old, batch), batch.weights), mask)
+            total = total + self._weight.value * kl_sum
             sums["loss/kl"] = (kl_sum.detach(), count)
+        if self.entropy_coef:
+            total = total - self.entropy_coef * self._sum(now.entropy, mask)
         tokens = mask.sum()
         sums["clip/low"] = (masked_sum(policy.low.float(), mask), tokens)
         sums["clip/high"] = (masked_sum(policy.high.float(), mask), tokens)
-        return LossSum(total, sums, {"ratio/max": ratio.detach().masked_fill(~mask, 0).max()})
+        maxima = {"ratio/max": ratio.detach().masked_fill(~mask, 0).max()}
+        if self.kl.target is not None:
+            maxima["kl/beta"] = torch.tensor(self._weight.value)
+        return LossSum(total, sums, maxima)
+
+    def idle(self, batch: TokenBatch) -> Tensor:
+        """Where neither KL nor entropy is in the loss, a row without an advantage has no gradient."""
+        assert batch.advantages is not None
+        if self.entropy_coef or (self.needs_reference and self.kl.place == "loss"):
+            return super().idle(batch)
+        return (batch.advantages == 0).all(-1)
+
+    def _surrogate(self, logp: Tensor, ratio: Tensor, batch: TokenBatch) -> losses.Clipped:
+        """The policy's term for each token, `[N, T]`."""
+        assert batch.advantages is not None
+        if self.surrogate == "clip":
+            return losses.clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high, self.dual_clip)
+        if self.surrogate == "sapo":
+            return losses.sapo(ratio, batch.advantages, self.tau_pos, self.tau_neg)
+        low = self.clip_low if self.surrogate == "cispo_two_sided" else None
+        return losses.cispo(logp, ratio, batch.advantages, low, self.clip_high)
+
+    def _kl(self, logp: Tensor, old: Tensor, batch: TokenBatch) -> Tensor:
+        """The KL term for each token before its weight, `[N, T]`, 0 outside the loss mask."""
+        assert batch.ref_logp is not None
+        outside = ~batch.loss_mask
+        here, ref = logp.masked_fill(outside, 0), batch.ref_logp.masked_fill(outside, 0)  # [N, T]
+        ratio = losses.policy_ratio(logp, old, batch.mask, batch.loss_mask, "token") if self.kl.ratio_correction else None
+        return losses.kl_penalty(here, ref, self.kl.estimator, self.kl.gradient, ratio)  # type: ignore[arg-type]
 
     def _sum(self, x: Tensor, mask: Tensor) -> Tensor:
         return losses.aggregate_sum(x, mask, self.aggregation, self.max_length)  # type: ignore[arg-type]
@@ -122,20 +214,57 @@ class GRPO(Algorithm):
     def count(self, batch: TokenBatch) -> Tensor:
         return losses.aggregate_count(batch.loss_mask, self.aggregation)  # type: ignore[arg-type]
 
+    # ---- in words
+
     def formula(self) -> str:
-        scale = {"group": f" / (std_group[ddof {self.std_ddof}] + {self.std_eps:g})", "none": ""}
-        advantage = "(R - mean_group R)" + scale.get(self.std, f" / (std_batch[ddof {self.std_ddof}] + {self.std_eps:g})")
         mean = {
             "sequence_mean": "mean over rows of the mean over tokens",
             "token_mean": "mean over all tokens",
             "constant_length": f"sum over tokens / {self.max_length}, mean over rows",
         }[self.aggregation]
-        terms = f"-min(r A, clip(r, {1 - self.clip_low:g}, {1 + self.clip_high:g}) A)"
-        if self.needs_reference and self.kl.place == "loss":
-            gradient = "" if self.kl.gradient == "estimator" else ", gradient of k2"
-            terms += f" + {self.beta:g} {self.kl.estimator}(pi, ref{gradient})"
-        if self.needs_reference and self.kl.place == "reward":
-            kl = f"{self.kl.estimator}(pi, ref)"
-            advantage = advantage.replace("R", "R'") + f";  R' = R - {self.beta:g} sum over tokens of {kl}"
+        terms = self._surrogate_formula() + self._kl_formula()
+        terms += f" - {self.entropy_coef:g} entropy" if self.entropy_coef else ""
         rows = ", truncated rows left out" if self.mask_truncated else ""
-        return f"{mean} of [{terms}];  r = pi / pi_old;  A = {advantage}{rows}"
+        ratio = "pi / pi_old" if self.ratio == "token" else "exp(mean over the row's tokens of log pi / pi_old)"
+        updates = f"{self.updates_per_rollout} x {self.minibatch_count} updates a rollout" if self.optimizer_steps > 1 else ""
+        moving = self.reference.formula() if self.needs_reference else ""
+        parts = (f"r = {ratio}", f"A = {self._advantage_formula()}{rows}", self._weight.formula(), moving, updates)
+        return f"{mean} of [{terms}];  " + ";  ".join(part for part in parts if part)
+
+    def _surrogate_formula(self) -> str:
+        low, high = f"{1 - self.clip_low:g}", f"{1 + self.clip_high:g}"
+        if self.surrogate == "sapo":
+            return f"-4 / tau sigmoid(tau (r - 1)) A, tau = {self.tau_pos:g} where A > 0, else {self.tau_neg:g}"
+        if self.surrogate == "cispo":
+            return f"-sg(min(r, {high})) A log pi"
+        if self.surrogate == "cispo_two_sided":
+            return f"-sg(clip(r, {low}, {high})) A log pi"
+        least = f"min(r A, clip(r, {low}, {high}) A)"
+        return f"-{least}" if self.dual_clip is None else f"-({least}, where A < 0 at least {self.dual_clip:g} A)"
+
+    def _kl_formula(self) -> str:
+        if not self.needs_reference or self.kl.place != "loss":
+            return ""
+        gradient = "" if self.kl.gradient == "estimator" else ", gradient of k2"
+        ratio = "" if not self.kl.ratio_correction else "r_t " if self.kl.gradient == "estimator" else "sg(r_t) "
+        token = " with r_t = pi / pi_old" if ratio and self.ratio == "sequence" else ""
+        return f" + {self._weight.symbol} {ratio}{self.kl.estimator}(pi, ref{gradient}){token}"
+
+    def _advantage_formula(self) -> str:
+        in_reward = self.needs_reference and self.kl.place == "reward"
+        reward = "R'" if in_reward and self.kl.credit == "sequence" else "R"
+        off = {
+            "group_mean": f"mean_group {reward}",
+            "leave_one_out": f"mean_others {reward}",
+            "length_weighted": f"mean_group[by length] {reward}",
+        }
+        advantage = f"({reward} - {off[self.baseline]})" if self.baseline in off else reward
+        advantage += "" if self.std == "none" else f" / (std_{self.std}[ddof {self.std_ddof}] + {self.std_eps:g})"
+        price = f"{self._weight.symbol} sum over tokens of {self.kl.estimator}(pi, ref)"
+        if in_reward and self.kl.credit == "token":
+            advantage += f" - {price.replace('tokens', 'tokens from t on')}"
+        if self.whiten:
+            advantage = f"whitened over tokens[{advantage}]"
+        if self.top_entropy < 1:
+            advantage += f", 0 but for the {self.top_entropy:.12g} of tokens with highest entropy"
+        return advantage + (f";  R' = R - {price}" if reward == "R'" else "")

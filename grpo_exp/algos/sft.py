@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 from torch import Tensor
 
@@ -19,7 +19,9 @@ class SFT(Algorithm):
 
     aggregation: str = option("how token losses become one number", choices=("sequence_mean", "token_mean"))
 
-    online: ClassVar[bool] = False
+    @property
+    def learns_from(self) -> Literal["samples", "targets", "pairs"]:
+        return "targets"
 
     def loss(self, now: Outputs, batch: TokenBatch) -> LossSum:
         total = losses.aggregate_sum(-now.logp, batch.loss_mask, self.aggregation, 1)  # type: ignore[arg-type]

@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. `temperature` 0 takes the likeliest token. `key` names the random numbers: (seed, stream, step)."""
+    """How to sample. `temperature` 0 takes the likeliest token. `key` names the random numbers: (seed, stream, step).
+
+    `first_prompt` is the place of the first prompt among all that are sampled under the key: a second call that begins where
+    the first one ended shares no numbers with it.
+    """
 
     temperature: float
     max_new_tokens: int
     samples: int
     key: tuple[int, int, int]
+    first_prompt: int = 0
 
 
 @dataclass
@@ -55,7 +60,7 @@ def uniforms(sampling: Sampling, prompts: int) -> Tensor:
         np.random.Generator(np.random.Philox(np.random.SeedSequence((*sampling.key, prompt, sample)))).random(
             sampling.max_new_tokens, dtype=np.float32
         )
-        for prompt in range(prompts)
+        for prompt in range(sampling.first_prompt, sampling.first_prompt + prompts)
         for sample in range(sampling.samples)
     ]
     return torch.from_numpy(np.stack(rows))

@@ -5,26 +5,30 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from grpo_exp.batch import Example, Message
 from grpo_exp.data.base import DataSource
 from grpo_exp.errors import ConfigError
 from grpo_exp.options import option
+from grpo_exp.rows.messages import ROLES, checked, ends_with_user
+from grpo_exp.rows.preference import Pair, pair_of
 from grpo_exp.rows.read import Row, RowFault, one_line
-from grpo_exp.rows.template import Template, check_text, text_of
-
-ROLES = ("system", "user", "assistant")
+from grpo_exp.rows.template import Template, text_of
 
 
 @dataclass
 class MappedData(DataSource):
     """Options that say what the fields of a row mean."""
 
-    prompt: str = option("the prompt: a field (text, or chat messages), or a template such as '{Body} {Question}'")
+    prompt: str | None = option(
+        "the prompt: a field (text, or chat messages), or a template such as '{Body} {Question}'; null: chosen and rejected "
+        "both begin with it"
+    )
     answer: str | None = option("the reference answer: a field or a template; null: there is none")
     answer_pattern: str | None = option("regular expression whose first group is the answer; null: the whole text")
     target: str | None = option("the worked completion for supervised training: a field or a template; null: there is none")
+    chosen: str | None = option("field with the better completion of a pair, text or chat messages; null: there are no pairs")
+    rejected: str | None = option("field with the worse completion of a pair; null: there are no pairs")
     category: str | None = option("field that says which stratum an item belongs to; null: one stratum")
     replace: dict[str, list[list[str]]] = option("field -> [pattern, replacement] pairs applied to its text first")
     chat: bool = option("true: prompts are chat messages; false: plain text")
@@ -39,7 +43,11 @@ class MappedData(DataSource):
             raise ConfigError("data.system is empty: write a message, or null for none")
         if self.answer is None and self.answer_pattern is not None:
             raise ConfigError("data.answer_pattern needs data.answer=FIELD, which is null; or set data.answer_pattern=null")
-        self._prompt = Template(self.prompt, "data.prompt")
+        if (self.chosen is None) != (self.rejected is None):
+            raise ConfigError("data.chosen and data.rejected belong together: name the field of each, or set both to null")
+        if self.prompt is None and self.chosen is None:
+            raise ConfigError("data.prompt=null: name the field of the prompt; only pairs can begin with theirs")
+        self._prompt = None if self.prompt is None else Template(self.prompt, "data.prompt")
         self._answer = None if self.answer is None else Template(self.answer, "data.answer")
         self._target = None if self.target is None else Template(self.target, "data.target")
         self._pattern = None if self.answer_pattern is None else _compiled("data.answer_pattern", self.answer_pattern)
@@ -56,14 +64,22 @@ class MappedData(DataSource):
             RowFault: a field is missing, empty or of a wrong type, or `answer_pattern` does not match.
         """
         row = self._replaced(row)
+        pair = None if self.chosen is None else pair_of(row, (self.chosen, str(self.rejected)), self.chat)
         kept_whole = [self._prompt, self._target, self._answer if self._pattern is None else None]
-        whole = {self.category, *(template.field for template in kept_whole if template is not None)}
+        whole = {
+            self.category,
+            self.chosen,
+            self.rejected,
+            *(template.field for template in kept_whole if template is not None),
+        }
         return Example(
             id=f"{prefix}row-{row.number}",
-            prompt=self._asked(row),
+            prompt=self._with_context(row, self._asked(row, pair)),
             answer=None if self._answer is None else self._extracted(row, self._answer),
             category="" if self.category is None else text_of(row, self.category, "data.category"),
             target=None if self._target is None else self._target.render(row),
+            chosen=None if pair is None else pair.chosen,
+            rejected=None if pair is None else pair.rejected,
             columns={name: value for name, value in row.fields.items() if name not in whole},
         )
 
@@ -94,17 +110,39 @@ class MappedData(DataSource):
             )
         return answer
 
-    def _asked(self, row: Row) -> str | list[Message]:
-        """The prompt with system message and worked examples before it: chat messages, or text in paragraphs."""
+    def _asked(self, row: Row, pair: Pair | None) -> str | list[Message]:
+        """The prompt as the row has it: its own field, or what the two completions of a pair begin with."""
+        shared = None if pair is None else pair.prompt
+        if self._prompt is None:
+            if shared is None:
+                raise RowFault(
+                    "no common prompt",
+                    f"{row.place}: data.prompt=null, and chosen and rejected begin with no common prompt. They must be lists "
+                    "of messages, or dialogues in turns after \\n\\nHuman: and \\n\\nAssistant:; or name the prompt's field",
+                )
+            return shared
         given = row.fields.get(self._prompt.field) if self._prompt.field is not None else None
         if isinstance(given, list):
-            messages = _messages(row, given)
-            if not self.chat:
-                raise RowFault("chat messages", f"{row.place}: '{self.prompt}' holds chat messages; set data.chat=true")
+            asked: str | list[Message] = checked(row, given, "the prompt", "data.prompt")
+            ends_with_user(row, asked)  # type: ignore[arg-type]
         else:
-            messages = [{"role": "user", "content": self._prompt.render(row)}]
+            asked = self._prompt.render(row)
+        if shared is None:
+            return asked
+        same = shared[-1]["content"] == asked if isinstance(asked, str) and isinstance(shared, list) else shared == asked
+        if not same:
+            raise RowFault(
+                "two prompts", f"{row.place}: chosen and rejected begin with another prompt than data.prompt={self.prompt}"
+            )
+        return shared
+
+    def _with_context(self, row: Row, asked: str | list[Message]) -> str | list[Message]:
+        """The prompt with system message and worked examples before it: chat messages, or text in paragraphs."""
         if not self.chat:
-            return self._plain(messages[-1]["content"])
+            if isinstance(asked, list):
+                raise RowFault("chat messages", f"{row.place}: the prompt holds chat messages; set data.chat=true")
+            return self._plain(asked)
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         shown = [{"role": role, "content": text} for pair in self.examples for role, text in zip(ROLES[1:], pair, strict=True)]
         if self.system is None and not shown:
             return messages
@@ -137,21 +175,3 @@ def _compiled_pairs(name: str, pairs: list[list[str]]) -> list[tuple[re.Pattern[
     if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
         raise ConfigError(f"{key}={one_line(pairs)}: expected a list of [pattern, replacement] pairs")
     return [(_compiled(key, pattern), replacement) for pattern, replacement in pairs]
-
-
-def _messages(row: Row, given: list[Any]) -> list[Message]:
-    """Checked chat messages: known roles, text, the user last."""
-    messages = []
-    for i, message in enumerate(given):
-        place = f"{row.place}: message {i} of the prompt"
-        if not isinstance(message, dict) or message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            expected = f"expected an object with role ({', '.join(ROLES)}) and content"
-            raise RowFault("bad chat message", f"{place}: {expected}, found {one_line(message)}")
-        check_text(row, "content", message["content"], "data.prompt")
-        extra = [key for key, value in message.items() if key not in ("role", "content") and value is not None]
-        if extra:
-            raise RowFault("bad chat message", f"{place}: only role and content can be used, found also '{one_line(extra[0])}'")
-        messages.append({"role": message["role"], "content": message["content"]})
-    if not messages or messages[-1]["role"] != "user":
-        raise RowFault("bad chat message", f"{row.place}: the last message of the prompt must be the user's")
-    return messages

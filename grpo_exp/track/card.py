@@ -61,7 +61,8 @@ def _model(model: Mapping[str, Any]) -> str:
         text += f", {number(model['parameters'])} parameters"
     if "trainable" in model:
         text += ", all trained" if model["trainable"] == model.get("parameters") else f", {number(model['trainable'])} trained"
-    return text + (f", adapter {clean(model['adapter'])}" if model.get("adapter") else "")
+    text += f", adapter {clean(model['adapter'])}" if model.get("adapter") else ""
+    return text + (f"; critic, {number(model['critic'])} trained" if model.get("critic") else "")
 
 
 def _data(data: Mapping[str, Any]) -> str:
@@ -112,7 +113,8 @@ def _steps(card: Mapping[str, Any]) -> str:
     prompts, G = batch.get("prompts_per_step"), batch.get("G")
     if not (prompts and G):
         return number(steps)
-    return f"{number(steps)}: {number(steps * prompts)} prompts, {number(steps * prompts * G)} samples in all"
+    least = "at least " if batch.get("rounds", 1) > 1 else ""
+    return f"{number(steps)}: {least}{number(steps * prompts)} prompts, {number(steps * prompts * G)} samples in all"
 
 
 def _options(card: Mapping[str, Any]) -> str:

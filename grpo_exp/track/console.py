@@ -45,6 +45,7 @@ class ConsoleTracker(Tracker):
         self.console: Console | None = _rich_console(self.stream, width) if self.mode == "live" else None
         self.width = min(self.console.width, WIDEST) if self.console else (width or 100)
         self.steps: int | None = None
+        self.brief = False  # one trial of a sweep: its progress, and how it ended
         self._live: Live | None = None
         self._began = time.monotonic()
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # (step, seconds)
@@ -55,6 +56,9 @@ class ConsoleTracker(Tracker):
     def start(self, card: Row, config: Row) -> None:
         self._began = time.monotonic()
         self.steps = card.get("steps") or None
+        self.brief = card.get("trial") is not None
+        if self.brief:
+            return  # the sweep has said what is varied, and run.json says the rest
         lines = card_lines(card)
         if self.console is None:
             self._pairs(lines, self.width)
@@ -89,7 +93,7 @@ class ConsoleTracker(Tracker):
     def samples(self, rows: Sequence[Row]) -> None:
         every, count = self.options.samples_every, self.options.samples_shown
         step = int(rows[0].get("step") or 0) if rows else 0
-        if not rows or not every or not count or step < self._next_samples:
+        if not rows or not every or not count or self.brief or step < self._next_samples:
             return
         self._next_samples = (step // every + 1) * every
         self._line(f"samples at step {step}, from the best reward to the worst", "bold")
@@ -106,11 +110,14 @@ class ConsoleTracker(Tracker):
 
     def finish(self, card: Row) -> None:
         self._stop_live()
-        self._line("")
+        if not self.brief:
+            self._line("")
         good = card.get("status") == "finished"
         self._line(wording.status_line(card), "bold green" if good else "bold yellow")
         if card.get("error"):
             self._line(wording.clean(card["error"]), "red")
+        if self.brief:
+            return
         if self.console is not None and len(self._rewards) > 1:
             tenth = max(1, len(self._rewards) // 10)
             first, last = sum(self._rewards[:tenth]) / tenth, sum(self._rewards[-tenth:]) / tenth

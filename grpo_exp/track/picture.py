@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A4C93", "#555555")
-_INK, _QUIET, _GRID = "#222222", "#777777", "#E6E6E6"
+INK, QUIET, _GRID = "#222222", "#777777", "#E6E6E6"
 _STYLES = ("-", "--", ":")
 _FEW = 40  # points up to which a line shows each of them
 
@@ -143,7 +143,7 @@ def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequenc
     last = max([1.0, *(float(row["step"]) for rows in runs for row in rows if _finite(row.get("step")))])
     for ax, panel in zip(axes, panels, strict=False):
         metrics = panel.shown(runs)
-        _decorate(ax, panel, metrics)
+        decorate(ax, panel.title, [name for name, _ in metrics], panel.share)
         ax.set_xlim(-0.02 * last, 1.02 * last)
         for colour, rows in enumerate(runs):
             _curves(ax, panel, metrics, rows, COLOURS[colour % len(COLOURS)], several=len(runs) > 1)
@@ -151,32 +151,32 @@ def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequenc
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax in axes[max(0, len(panels) - wide) : len(panels)]:
-        ax.set_xlabel("step", color=_QUIET, fontsize=9)
+        ax.set_xlabel("step", color=QUIET, fontsize=9)
     if len(runs) == 1:
-        figure.suptitle(_literal(names[0]), x=0.012, ha="left", fontsize=13, fontweight="bold", color=_INK)
+        figure.suptitle(literal(names[0]), x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK)
     else:
         from matplotlib.lines import Line2D
 
-        handles = [Line2D([], [], color=COLOURS[i % len(COLOURS)], lw=2.5, label=_literal(n)) for i, n in enumerate(names)]
+        handles = [Line2D([], [], color=COLOURS[i % len(COLOURS)], lw=2.5, label=literal(n)) for i, n in enumerate(names)]
         figure.legend(handles=handles, loc="outside upper left", ncols=min(4, len(names)), frameon=False, fontsize=10)
     return figure
 
 
-def _decorate(ax: Axes, panel: Panel, metrics: Sequence[tuple[str, str]]) -> None:
+def decorate(ax: Axes, title: str, names: Sequence[str], share: bool) -> None:
+    """Title, the metrics' names under it, a quiet grid; percent on the upright axis where the metric is a share."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    ax.set_title(panel.title, loc="left", fontsize=10.5, fontweight="bold", color=_INK, pad=18)
-    names = ", ".join(name for name, _ in metrics)
-    ax.text(0, 1.025, names, transform=ax.transAxes, fontsize=7.5, color=_QUIET, family="monospace", va="bottom")
+    ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=18)
+    ax.text(0, 1.025, ", ".join(names), transform=ax.transAxes, fontsize=7.5, color=QUIET, family="monospace", va="bottom")
     ax.grid(axis="y", color=_GRID, lw=0.8)
     ax.set_axisbelow(True)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.spines["bottom"].set_color("#BBBBBB")
-    ax.tick_params(colors=_QUIET, labelsize=8.5, length=0)
+    ax.tick_params(colors=QUIET, labelsize=8.5, length=0)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(5))
-    if panel.share:
+    if share:
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
@@ -218,13 +218,13 @@ def _key(ax: Axes, metrics: Sequence[tuple[str, str]], several: bool) -> None:
     if len(metrics) < 2:
         return
     handles = [
-        Line2D([], [], color=_QUIET if several else COLOURS[i], ls=_STYLES[i % 3] if several else "-", lw=1.8, label=label)
+        Line2D([], [], color=QUIET if several else COLOURS[i], ls=_STYLES[i % 3] if several else "-", lw=1.8, label=label)
         for i, (_, label) in enumerate(metrics)
     ]
-    ax.legend(handles=handles, fontsize=8, frameon=True, framealpha=0.75, edgecolor="none", labelcolor=_INK, handlelength=1.6)
+    ax.legend(handles=handles, fontsize=8, frameon=True, framealpha=0.75, edgecolor="none", labelcolor=INK, handlelength=1.6)
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Text that matplotlib does not take for a formula, and on one line."""
     return " ".join(text.split()).replace("$", r"\$")
 

@@ -12,7 +12,6 @@ evaluation.json, eval.jsonl and config.yaml go to outputs/evaluations/TIME_NAME,
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,10 @@ from grpo_exp.errors import DataError, InputError
 if TYPE_CHECKING:
     from grpo_exp.config import Config
     from grpo_exp.evaluate import Evaluation
+    from grpo_exp.policy import Policy
     from grpo_exp.subject import Subject
 
 USAGE = "usage: python -m grpo_exp evaluate RUN_OR_MODEL [KEY=VALUE ...]; python -m grpo_exp help evaluate says more"
-FOLDER = "hydra.run.dir="
 
 
 def main(words: list[str]) -> int:
@@ -37,15 +36,14 @@ def main(words: list[str]) -> int:
     """
     from grpo_exp import config as configuration
     from grpo_exp.subject import configuration as configure
-    from grpo_exp.subject import find
+    from grpo_exp.subject import find, folder_of
 
     if not words or "=" in words[0] or words[0].startswith("-"):
         raise InputError(USAGE)
     subject = find(words[0])
-    composed = configure(subject, [word for word in words[1:] if not word.startswith(FOLDER)])
-    config = configuration.build(composed)
-    named = next((word.removeprefix(FOLDER) for word in words if word.startswith(FOLDER)), None)
-    folder = Path(named) if named else _folder(subject.name)
+    folder, overrides = folder_of(words[1:], "evaluations", subject.name)
+    composed = configure(subject, overrides)
+    config = configuration.build(composed, judged=False)
     began = time.perf_counter()
     evaluation, about = _evaluate(config, subject)
     about |= {"subject": words[0], "overrides": words[1:], "seconds": round(time.perf_counter() - began, 2)}
@@ -59,26 +57,32 @@ def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, A
     """Load what is to be evaluated and ask it the held-out items."""
     from grpo_exp import checkpoint
     from grpo_exp.card import versions
-    from grpo_exp.evaluate import Evaluator
+    from grpo_exp.config import measures_pairs
     from grpo_exp.hardware import describe, prepare
     from grpo_exp.policy import Policy
-    from grpo_exp.run import check_reward, rows_at_once
+    from grpo_exp.run import check_heldout, check_reward, evaluator, rows_at_once
     from grpo_exp.stop import StopSignals
 
     with StopSignals() as stop, stop.at_once("before the evaluation was done"):
         data = config.data.load()
         if not data.heldout:
             raise DataError(f"data={config.data.name}: it has no held-out items; data.split= sets some aside")
-        check_reward(config, data.heldout[0])
+        by_pairs = measures_pairs(config)
+        if by_pairs:
+            check_heldout(config, data)
+        else:
+            check_reward(config, data.heldout[0])
         machine = prepare(config.hardware, config.model.dtype)
         policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
+        if by_pairs:
+            _remember(config, policy)
         step = 0
         if subject.checkpoint is not None:
             state = checkpoint.load(subject.checkpoint)
             policy.load_state(state.weights)
             step = int(state.progress["step"])
-        rows = rows_at_once(config, policy, machine, data.heldout)["eval_rows"]
-        evaluation = Evaluator(policy, config.rollout, config.reward, data.heldout, config.eval, rows)(step)
+        rows = rows_at_once(config, policy, machine, data.heldout)
+        evaluation = evaluator(config, policy, data.heldout, rows)(step)
     about = {
         "name": subject.name,
         "step": step if subject.checkpoint is not None else None,
@@ -96,11 +100,12 @@ def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, A
     return evaluation, about
 
 
-def _folder(name: str) -> Path:
-    """A new folder below outputs/evaluations."""
-    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{re.sub(r'[^A-Za-z0-9_.+=@-]', '_', name)[:100]}"
-    folders = Path("outputs", "evaluations")
-    return next(f for n in range(1, 1000) if not (f := folders / (stem if n == 1 else f"{stem}_{n}")).exists())
+def _remember(config: Config, policy: Policy) -> None:
+    """What pairs are measured with besides the policy: the reference that it began as, or a reward model's head."""
+    if config.algo.needs_reference:
+        policy.freeze_reference()
+    if config.algo.critic is not None:
+        policy.attach_critic(config.algo.critic)
 
 
 def _write(folder: Path, evaluation: Evaluation, about: dict[str, Any], plain: dict[str, Any], secrets: set[str]) -> None:
@@ -124,7 +129,10 @@ def _write(folder: Path, evaluation: Evaluation, about: dict[str, Any], plain: d
 def _title(about: dict[str, Any]) -> str:
     how = "the likeliest token" if about["temperature"] == 0 else f"temperature {about['temperature']:g}"
     samples = "one sample" if about["samples"] == 1 else f"{about['samples']} samples"
-    return f"{about['name']}: {about['items']} held-out items of {about['data']['name']}, {samples} each, {how}"
+    asked = (
+        f"items of {about['data']['name']}, {samples} each, {how}" if about["tokens"] else f"pairs of {about['data']['name']}"
+    )
+    return f"{about['name']}: {about['items']} held-out {asked}"
 
 
 def _table(evaluation: Evaluation, samples: int) -> list[str]:

@@ -15,7 +15,7 @@ import yaml
 from grpo_exp.errors import InputError, nearest
 
 WIDTH = 116
-SECTIONS = ("optim", "checkpoint", "objective")
+SECTIONS = ("sweep", "experience", "optim", "checkpoint", "objective")
 
 
 def main(words: list[str]) -> int:
@@ -117,10 +117,8 @@ def about(word: str) -> str:
     if group in SECTIONS:
         return "\n".join(_section(group, compose([])))
     listing = _listing(group)
-    if group == "sweeps":
-        return "\n".join(
-            listing if not name else [f"{line}" for line in _file(group, name).read_text(encoding="utf-8").splitlines()]
-        )
+    if group == "sweeps" or group.startswith("hydra/"):  # their files say all there is
+        return "\n".join(listing) if not name else _file(group, name).read_text(encoding="utf-8").rstrip()
     head = [] if name else [*listing, ""]
     if group == "reward/part":
         composed = compose([f"+reward/part@reward.parts.PART={name or 'math'}"])
@@ -140,7 +138,7 @@ def _raw(node: Any) -> dict[str, Any]:
 
 def _needed(package: str) -> list[str]:
     """What makes an option compose that has no value of its own."""
-    return ["reward.path=my_rewards.py:score"] if package == "reward=custom" else []
+    return {"reward=custom": ["reward.path=my_rewards.py:score"], "reward=model": ["reward.path=FOLDER"]}.get(package, [])
 
 
 def _listing(group: str) -> list[str]:

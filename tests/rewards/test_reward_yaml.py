@@ -74,10 +74,14 @@ def test_a_part_file_gives_every_option_of_its_class_in_its_type(kind: str) -> N
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_reward_composes_builds_and_scores(option: str, root: Path) -> None:
-    extra = ["reward.path=mine.py:score"] if option == "custom" else []
+    (root / "model").mkdir()
+    (root / "model" / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "a"}}')
+    extra = {"custom": ["reward.path=mine.py:score"], "model": ["reward.path=model"]}.get(option, [])
     reward = composed(root, f"reward={option}", *extra)
     assert reward["name"] == option
     rewards = RewardSum(build(reward["parts"]))
+    if option == "model":
+        return  # tests/test_reward_model.py scores with one
     sample = Completions([Example("a", "2+2?", "4")], ["2+2?"], ["2+2=4 <answer>4</answer>"], [[1] * 9], [True])
     outcome = rewards(sample).outcome.item()
     assert outcome == (0.0 if option == "digit" else 1.0)

@@ -1,0 +1,104 @@
+"""Stored preference pairs: as batches, as what a run learns from, and as what it is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_exp.algos.base import Algorithm
+from grpo_exp.batch import Example, PairBatch, TokenBatch
+from grpo_exp.evaluate import EvalOptions, Evaluation
+from grpo_exp.experience import Experience, Ordered
+from grpo_exp.policy import Policy
+from grpo_exp.prompt_order import PromptOrder
+
+
+def pair_batch(policy: Policy, examples: Sequence[Example], max_tokens: int) -> tuple[PairBatch, list[bool]]:
+    """The pairs as rows, and which rows were cut at `max_tokens`, losing their end of sequence: `[2 M]`.
+
+    Prompts and completions are joined as ids, each completion with one end of sequence, so that no token spans the seam.
+    """
+    prompts = policy.prompts(list(examples))
+    whole = [policy.encode_target(str(text)) for e in examples for text in (e.chosen, e.rejected)]
+    cut = [row[:max_tokens] for row in whole]
+    width = max(map(len, cut))
+    tokens = torch.tensor([row + [policy.pad_id] * (width - len(row)) for row in cut], device=policy.device)  # [2 M, T]
+    length = torch.tensor([len(row) for row in cut], device=policy.device)
+    mask = torch.arange(width, device=policy.device) < length[:, None]
+    group = torch.arange(len(examples), device=policy.device).repeat_interleave(2)  # [2 M]
+    return PairBatch(prompts.tokens, prompts.mask, group, tokens, mask, mask), [len(row) > max_tokens for row in whole]
+
+
+class Pairs(Ordered):
+    """What a run learns from where the data holds pairs.
+
+    `keep_reference`: the reference stays where it is, so its log-probs of a pair are computed once and remembered. They take
+    4 bytes a token. A batch in which one pair is new, as at the end of the first epoch, is computed whole.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        examples: Sequence[Example],
+        order: PromptOrder,
+        pairs_per_step: int,
+        max_tokens: int,
+        keep_reference: bool,
+    ) -> None:
+        self.policy, self.examples, self.order, self.count = policy, examples, order, pairs_per_step
+        self.max_tokens, self.keep_reference = max_tokens, keep_reference
+        self._reference: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def draw(self, step: int) -> Experience:
+        index = self.order.take(self.count)
+        batch, cut = pair_batch(self.policy, [self.examples[i] for i in index], self.max_tokens)
+        if all(i in self._reference for i in index):
+            rows = [row for i in index for row in self._reference[i]]
+            batch = batch.with_(ref_logp=torch.nn.utils.rnn.pad_sequence(rows, batch_first=True))  # [2 M, T]
+        length = batch.mask.sum(-1)
+        metrics = {"length/mean": length.float().mean().item(), "length/truncated_frac": sum(cut) / len(cut)}
+
+        def keep(seen: TokenBatch) -> None:
+            if self.keep_reference and seen.ref_logp is not None:
+                rows = [row[:n] for row, n in zip(seen.ref_logp, length.tolist(), strict=True)]
+                self._reference |= dict(zip(index, zip(rows[0::2], rows[1::2], strict=True), strict=True))
+
+        return Experience(batch, None, metrics, tokens=int(length.sum()), keep=keep)
+
+
+class PairEvaluator:
+    """Measures on held-out pairs how often the chosen completion is preferred, in the algorithm's own sense."""
+
+    def __init__(
+        self, policy: Policy, algorithm: Algorithm, examples: Sequence[Example], options: EvalOptions, rows: int
+    ) -> None:
+        self.policy, self.algorithm, self.options, self.rows = policy, algorithm, options, rows
+        count = min(options.max_items or len(examples), len(examples))
+        self.examples = [examples[i] for i in sorted(PromptOrder(examples, seed=0, memory=0).take(count))]
+
+    @torch.no_grad()
+    def __call__(self, step: int) -> Evaluation:
+        size = max(1, self.rows // 2)
+        parts = [self._preference(self.examples[i : i + size]) for i in range(0, len(self.examples), size)]
+        preference = torch.cat([margin for margin, _ in parts])  # [pairs]
+        texts = [text for _, part in parts for text in part]
+        rows = [
+            {"step": step, "category": e.category, "id": e.id, "prompt": text, "chosen": e.chosen, "rejected": e.rejected}
+            | {"margin": round(margin, 6)}
+            for e, text, margin in zip(self.examples, texts, preference.tolist(), strict=True)
+        ]
+        accuracy = (preference > 0).double() + (preference == 0).double() / 2  # a tie, as at the start, is a coin's toss
+        items = {"eval/pair_accuracy": accuracy, "eval/pair_margin": preference}
+        return Evaluation(items, rows, 0)
+
+    def _preference(self, examples: list[Example]) -> tuple[Tensor, list[str]]:
+        """How much each chosen completion is preferred, `[pairs]`, and the prompts' texts."""
+        batch: TokenBatch = pair_batch(self.policy, examples, self.options.max_new_tokens)[0]
+        if self.algorithm.needs_reference:
+            with self.policy.reference():
+                batch = batch.with_(ref_logp=self.policy.forward(batch, 1.0).logp)
+        batch = self.algorithm.select(batch)
+        preference = self.algorithm.preference(self.policy.forward(batch, 1.0), batch)
+        return preference.double().cpu(), [self.policy.render(e.prompt) for e in examples]

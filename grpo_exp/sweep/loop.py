@@ -1,0 +1,261 @@
+"""The loop of a sweep: claim a trial, run it seed by seed, tell the study how it ended; until there are as many as wanted.
+
+Several processes may run this loop on one folder. What holds it together: a trial is claimed under a lock, held by another
+lock while it runs, and judged by what is in its folder, not by what a launcher returns. So whatever is killed, the next loop
+finds running trials that nobody holds, and goes on with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from grpo_exp.errors import InputError, RunError
+from grpo_exp.sweep import results
+from grpo_exp.sweep.choices import sampler
+from grpo_exp.sweep.options import SearchOptions, SweepOptions
+from grpo_exp.sweep.space import Comparison, Space, identity_of
+from grpo_exp.sweep.study import ATTEMPTS, REASON, lock, own
+from grpo_exp.sweep.trial import aggregate
+
+Launch = Callable[[Sequence[Sequence[str]], int], list[Exception | None]]
+"""Runs jobs, given as overrides, the first with this number; returns for each None, or the error it ended with."""
+Say = Callable[[str], None]
+TRANSIENT = ("OSError", "MemoryError", "RuntimeError", "OutOfMemoryError", "CheckpointError")
+"""Errors that may be gone at the next attempt; a bad value, a reward that raises or a NaN comes again."""
+
+
+@dataclass
+class Sweep:
+    """One process's share in a sweep.
+
+    Attributes:
+        folder: the sweep's.
+        study: the memory that all processes share.
+        launch: how jobs are run.
+        say: how people are told.
+    """
+
+    folder: Path
+    study: optuna.Study
+    space: Space
+    search: SearchOptions
+    options: SweepOptions
+    grid: bool
+    metrics: list[str]
+    launch: Launch
+    say: Say
+
+    def run(self) -> None:
+        """Claim and run trials until none is left.
+
+        Raises:
+            InputError: the first trial cannot run at all.
+            RunError: max_failures is reached.
+            Stopped: on a signal; the trial goes on when the sweep does.
+        """
+        while True:
+            with contextlib.ExitStack() as held:
+                batch = []
+                for _ in range(self.search.n_jobs):
+                    claimed = self._claim(held)
+                    if claimed is None:
+                        break
+                    batch.append(claimed)
+                if not batch:
+                    return
+                self._run(batch)
+            self._check_failures()
+
+    # ---- claiming
+
+    def _claim(self, held: contextlib.ExitStack) -> tuple[Trial, dict[str, Any]] | None:
+        """A trial that is this process's until `held` is closed: one that was left running, or a new one. None: no more."""
+        with lock(self.folder / ".locks" / "claim", wait=True):
+            trials = self.study.get_trials(deepcopy=False)
+            for trial in own(trials):
+                if trial.state == TrialState.RUNNING and held.enter_context(lock(self._lock(trial.number), wait=False)):
+                    return self._opened(trial, trials)
+            number = self._next(trials)
+            if number is None:
+                return None
+            self.study.sampler = sampler(self.search.sampler, number)
+            asked = self.study.ask()
+            held.enter_context(lock(self._lock(asked.number), wait=True))
+            values = self.space.suggest(asked)
+            self._write(asked.number, values, "running")
+            return asked, values
+
+    def _opened(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> tuple[Trial, dict[str, Any]]:
+        """A trial that was left running; values that were not drawn yet are drawn now as they would have been."""
+        self.study.sampler = sampler(self.search.sampler, trial.number)
+        opened = Trial(self.study, trial._trial_id)
+        values = self.space.suggest(opened)
+        self._write(trial.number, values, "running")
+        return opened, values
+
+    def _next(self, trials: list[FrozenTrial]) -> int | None:
+        """The number of the trial that comes next; None where there are as many as wanted."""
+        if self.search.n_trials is not None and len(own(trials)) >= self.search.n_trials:
+            return None
+        waiting = [t.number for t in trials if t.state == TrialState.WAITING]
+        if waiting:
+            return min(waiting)
+        if self.grid:
+            done = {identity_of(self.space.active(t.params)) for t in trials}
+            point = next((p for p in self.space.points() if identity_of(p) not in done), None)
+            if point is None:
+                return None
+            self.study.enqueue_trial(point)
+        return len(trials)
+
+    def _lock(self, number: int) -> Path:
+        return self.folder / ".locks" / str(number)
+
+    # ---- running
+
+    def _run(self, batch: list[tuple[Trial, dict[str, Any]]]) -> None:
+        """Run trials to their ends, seed after seed, and tell the study."""
+        for trial, values in batch:
+            self.say(self._headline(trial.number, values))
+        waiting = dict.fromkeys(range(len(batch)))
+        for seed in self._seeds():
+            jobs = list(waiting)
+            errors = self._launch([self._job(*batch[i], seed) for i in jobs], batch[jobs[0]][0].number) if jobs else []
+            for i, error in zip(jobs, errors, strict=True):
+                trial, values = batch[i]
+                if isinstance(error, InputError) and not self._any_done():
+                    raise error  # what is wrong for the first trial is wrong for all; it goes on once that is mended
+                ended = results.read(self._seed_folder(trial.number, seed), error)
+                ended = self._again(trial, values, seed, ended)
+                if ended.status != "finished":
+                    del waiting[i]
+                    self._tell(trial, values, ended)
+        for i in waiting:
+            self._tell(*batch[i], None)
+
+    def _again(self, trial: Trial, values: dict[str, Any], seed: int | None, ended: results.Ended) -> results.Ended:
+        """Run a job again that failed for a reason that may pass."""
+        while ended.status == "failed" and ended.error_type in TRANSIENT and self._attempts(trial) < self.options.retries:
+            trial.set_user_attr(ATTEMPTS, self._attempts(trial) + 1)
+            self.say(f"trial {trial.number} failed ({ended.reason}); attempt {self._attempts(trial) + 1}")
+            (error,) = self._launch([self._job(trial, values, seed)], trial.number)
+            ended = results.read(self._seed_folder(trial.number, seed), error)
+        return ended
+
+    def _seeds(self) -> list[int | None]:
+        return [*self.options.seeds] if self.options.seeds else [None]
+
+    def _any_done(self) -> bool:
+        return any(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in own(self.study.get_trials(deepcopy=False)))
+
+    def _attempts(self, trial: Trial) -> int:
+        return int(trial.user_attrs.get(ATTEMPTS, 0))
+
+    def _launch(self, jobs: list[list[str]], number: int) -> list[Exception | None]:
+        """Launch jobs; a launcher that gives up takes none of the trials with it that finished."""
+        try:
+            return self.launch(jobs, number)
+        except Exception as error:  # joblib, submitit and ray raise each in its own way when one job is killed
+            return [error] * len(jobs)
+
+    def _job(self, trial: Trial, values: dict[str, Any], seed: int | None) -> list[str]:
+        """The overrides of one job."""
+        words = [*self.space.fixed, *self.space.words(values), f"hydra.sweeper.trial={trial.number}"]
+        if seed is not None:
+            words += [f"seed={seed}", f"hydra.sweep.subdir={trial.number}/seed-{seed}"]
+        else:
+            words += [f"hydra.sweep.subdir={trial.number}"]
+        return words
+
+    def _seed_folder(self, number: int, seed: int | None) -> Path:
+        folder = self.folder / str(number)
+        return folder if seed is None else folder / f"seed-{seed}"
+
+    # ---- telling
+
+    def _tell(self, trial: Trial, values: dict[str, Any], ended: results.Ended | None) -> None:
+        """How a trial ended: `ended` is the job that did not finish, None where all did."""
+        done = {
+            s: r for s in self._seeds() if (r := results.read(self._seed_folder(trial.number, s), None)).status != "missing"
+        }
+        finished = [r for r in done.values() if r.status == "finished"]
+        about: dict[str, Any] = {
+            "by_seed": {
+                str(s): r.objective if len(self.metrics) == 1 else r.values(self.metrics)
+                for s, r in done.items()
+                if s is not None and r.status == "finished"
+            },
+            "tokens": sum(r.tokens for r in done.values()),
+            "seconds": round(sum(r.seconds for r in done.values()), 2),
+        }
+        state, objective, reason = TrialState.COMPLETE, None, None
+        if ended is not None:
+            state = TrialState.PRUNED if ended.status == "pruned" else TrialState.FAIL
+            reason = ended.reason
+        else:
+            columns = [[r.values(self.metrics)[i] for r in finished] for i in range(len(self.metrics))]
+            objective = [aggregate(column, self.options.aggregate) for column in columns]
+            if any(map(math.isnan, objective)):
+                missing = [m for m, v in zip(self.metrics, objective, strict=True) if math.isnan(v)]
+                state, objective, reason = TrialState.FAIL, None, f"{', '.join(missing)}: not a number at the end of the run"
+        if reason:
+            trial.set_user_attr(REASON, reason)
+        for key, value in about.items():
+            trial.set_user_attr(key, value)
+        if state == TrialState.COMPLETE:
+            self._constrain(trial, finished)
+        with lock(self.folder / ".locks" / "claim", wait=True):
+            self.study.tell(trial.number, objective, state=state, skip_if_finished=True)
+        name = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(state, "fail")
+        self._write(trial.number, values, name, reason=reason, objective=objective, **about)
+        self.say(self._verdict(trial.number, name, objective, reason))
+
+    def _constrain(self, trial: Trial, finished: list[results.Ended]) -> None:
+        """By how much the trial oversteps each constraint; 0 or less keeps to it."""
+        for text in self.search.constraints:
+            comparison = Comparison.read(text, "hydra.sweeper.constraints")
+            measured = [r.late(comparison.key) for r in finished]
+            value = sum(measured) / len(measured)
+            bound = float(comparison.value)  # type: ignore[arg-type]
+            trial.set_constraint(text, value - bound if comparison.op.startswith("<") else bound - value)
+
+    def _write(self, number: int, values: dict[str, Any], state: str, objective: Any = None, **about: Any) -> None:
+        """The trial in its folder, for people and for the report."""
+        value: dict[str, Any] = {"value": objective[0] if objective else None}
+        if objective and len(objective) > 1:
+            value = {"values": objective}
+        results.write(
+            self.folder / str(number) / "trial.json", {"number": number, "params": values, "state": state, **value, **about}
+        )
+
+    def _headline(self, number: int, values: dict[str, Any]) -> str:
+        total = self.search.n_trials or (sum(1 for _ in self.space.points()) if self.grid else 0)
+        return f"trial {number} ({number + 1} of {total}): {' '.join(self.space.words(values)) or 'nothing varied'}"
+
+    def _verdict(self, number: int, state: str, objective: list[float] | None, reason: str | None) -> str:
+        if objective is None:
+            return f"trial {number}: {state}, {reason}"
+        told = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.metrics, objective, strict=True))
+        return f"trial {number}: {told}{self._best()}"
+
+    def _best(self) -> str:
+        if len(self.metrics) > 1:
+            return ""
+        best = results.best(self.study)
+        return "" if best is None else f"; best so far {best.value:.4g} (trial {best.number})"
+
+    def _check_failures(self) -> None:
+        failed = [t for t in own(self.study.get_trials(deepcopy=False)) if t.state == TrialState.FAIL]
+        if len(failed) >= self.options.max_failures:
+            raise RunError(
+                f"{len(failed)} trials of the sweep failed, sweep.max_failures={self.options.max_failures}; the last: "
+                f"{failed[-1].user_attrs.get(REASON, 'no reason known')}. What is done is kept in {self.folder}"
+            )

@@ -1,0 +1,94 @@
+"""How a job ended, read from its folder; what a trial came to, written into it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from grpo_exp.sweep.study import feasible, own
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One run of a trial.
+
+    Attributes:
+        status: as in run.json, or `missing`.
+        reason: why it did not finish.
+        error_type: the class of the error that ended it.
+    """
+
+    folder: Path
+    status: str
+    objective: float | None = None
+    reason: str | None = None
+    error_type: str = ""
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def values(self, metrics: list[str]) -> list[float]:
+        """The objectives at the end of the run; NaN where one was not measured."""
+        if len(metrics) == 1:
+            return [math.nan if self.objective is None else float(self.objective)]
+        last = [row for row in rows(self.folder) if row["kind"] == "eval"][-1:]
+        return [float(last[0].get(metric, math.nan)) if last else math.nan for metric in metrics]
+
+    def late(self, metric: str) -> float:
+        """A metric over the last ten training steps, or in the last evaluation; infinite where it was not measured."""
+        every = rows(self.folder)
+        values = [row[metric] for row in every if metric in row and row["kind"] == "train"][-10:]
+        values = values or [row[metric] for row in every if metric in row][-1:]
+        return sum(values) / len(values) if values else math.inf
+
+
+def read(folder: Path, error: Exception | None) -> Ended:
+    """How the job in this folder ended; `error` is what a launcher said, which counts where the folder does not know.
+
+    A job that is killed leaves `running` behind: it did not finish.
+    """
+    told = None if error is None else str(error) or type(error).__name__
+    try:
+        card: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Ended(folder, "missing" if error is None else "failed", reason=told or "the run left no run.json")
+    status = str(card.get("status"))
+    tokens, seconds = int(card.get("tokens") or 0), float(card.get("wall_seconds") or 0)
+    if status == "running":
+        return Ended(folder, "failed", None, told or "its process was killed", "RuntimeError", tokens, seconds)
+    reason = card.get("reason") or card.get("error") or told
+    return Ended(folder, status, card.get("objective"), reason, str(card.get("error_type", "")), tokens, seconds)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The run's metrics; a torn last line is left out."""
+    found = []
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """A JSON file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def best(study: optuna.Study) -> FrozenTrial | None:
+    """The best complete trial that keeps to its constraints."""
+    done = [t for t in own(study.get_trials(deepcopy=False)) if t.state == TrialState.COMPLETE and feasible(t)]
+    if not done:
+        return None
+    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
+    return min(done, key=lambda t: sign * float(t.value or 0))  # the first of equals

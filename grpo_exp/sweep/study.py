@@ -1,0 +1,139 @@
+"""The study: which trials there are and how they ended, kept where a kill or a full disk cannot spoil it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from grpo_exp.errors import ConfigError, InputError
+
+JOURNAL = "study.journal"
+PLAN, ATTEMPTS, REASON, IMPORTED = "plan", "attempts", "reason", "imported"
+"""Names of what the study and its trials remember besides Optuna's own."""
+
+
+@contextlib.contextmanager
+def lock(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold a lock file; it is free again when its process ends, however that happens. Yields whether it was had."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def repair(journal: Path) -> int:
+    """Cut an unfinished last line off a journal, which a kill or a full disk left; returns the bytes cut.
+
+    Optuna would glue its next record to it, and after the one following never read the file again.
+    """
+    if not journal.exists():
+        return 0
+    with journal.open("r+b") as file:
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            file.truncate(whole)
+            os.fsync(file.fileno())
+        return len(content) - whole
+
+
+def storage(folder: Path, url: str | None) -> BaseStorage:
+    """The storage that a sweep's options name; each process opens its own.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if url is None:
+            return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        if url.startswith("journal://"):
+            return JournalStorage(JournalFileBackend(url.removeprefix("journal://")))
+        try:
+            if url.startswith("sqlite"):  # five seconds, SQLite's own, are too few for several workers
+                return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
+            made: BaseStorage = optuna.storages.get_storage(url)
+            return made
+        except Exception as error:  # SQLAlchemy and the drivers raise all kinds
+            raise ConfigError(
+                f"hydra.sweeper.storage={url!r}: {str(error).splitlines()[0][:200]}. Expected an Optuna URL such as "
+                "sqlite:///study.db (needs pip install sqlalchemy alembic), or null for a journal in the sweep's folder"
+            ) from error
+
+
+def open_study(
+    folder: Path, url: str | None, name: str, directions: list[str], pruner: optuna.pruners.BasePruner, plan: dict[str, Any]
+) -> optuna.Study:
+    """Create the study, or go on with the one that is there.
+
+    `plan` is what must not change on the way: the space, the metrics, the seeds, the base configuration.
+
+    Raises:
+        ConfigError: the study that is there has another plan; the differences are named.
+        InputError: the journal cannot be read.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(
+            storage=storage(folder, url),
+            study_name=name,
+            directions=directions,  # type: ignore[arg-type]
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        known = study.user_attrs.get(PLAN)
+    except (ValueError, KeyError, AttributeError, OSError) as error:
+        raise InputError(
+            f"{folder / JOURNAL}: the study cannot be read ({type(error).__name__}: {error}). Move it away to begin anew; "
+            "finished runs in the folder are kept and not trained again"
+        ) from error
+    if known is None:
+        study.set_user_attr(PLAN, json.loads(json.dumps(plan)))
+        return study
+    different = changes(known, json.loads(json.dumps(plan)))
+    if different:
+        raise ConfigError(
+            f"the sweep in {folder} has another plan: {'; '.join(different[:4])}. Choose another folder with hydra.sweep.dir=, "
+            "or the options it was started with"
+        )
+    return study
+
+
+def changes(before: Any, now: Any, where: str = "") -> list[str]:
+    """What differs between two plans, in words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        found = []
+        for key in dict.fromkeys([*before, *now]):
+            found += changes(before.get(key), now.get(key), f"{where}.{key}" if where else str(key))
+        return found
+    return [] if before == now else [f"{where} was {_short(before)} and is {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = "not there" if value is None else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def own(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials that count: those this sweep ran or runs, not those taken over from an earlier one."""
+    return [t for t in trials if not t.user_attrs.get(IMPORTED) and t.state != TrialState.WAITING]
+
+
+def feasible(trial: FrozenTrial) -> bool:
+    """Whether a trial kept to its constraints."""
+    return all(value <= 0 for value in getattr(trial, "constraints", {}).values())

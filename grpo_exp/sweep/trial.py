@@ -1,0 +1,91 @@
+"""What a job of a sweep does: it tells its trial each evaluation, and ends when it is pruned. Whoever launched it, and where.
+
+All it needs is in the sweep's folder: `sweep.json` says where the study is and which pruner judges.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import Trial
+
+from grpo_exp.errors import InputError, Pruned
+from grpo_exp.sweep.choices import pruner
+from grpo_exp.sweep.study import storage
+
+PLAN_FILE = "sweep.json"
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The sweep's own description.
+
+    Raises:
+        InputError: it is not there or cannot be read.
+    """
+    try:
+        plan: dict[str, Any] = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / PLAN_FILE} cannot be read: {error}") from error
+    return plan
+
+
+def aggregate(values: list[float], how: str) -> float:
+    """One number for the seeds' objectives: their mean, or the mean of their middle half (the interquartile mean)."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    if how == "iqm" and len(ordered) > 3:
+        cut = len(ordered) // 4
+        ordered = ordered[cut : len(ordered) - cut]
+    return float(ordered.mean())
+
+
+class Reporter:
+    """The hook of a run that belongs to a trial; called with (step, objective) after each evaluation.
+
+    A trial of several seeds trains one after the other. Its step counts on through them, and what it reports is the mean of
+    the seeds done and of the one that runs, so that it can be stopped in the middle of a seed or after any. The signed-rank
+    test compares seed by seed instead: there each seed is one report.
+    """
+
+    def __init__(self, sweep: Path, number: int, seed: int, steps: int) -> None:
+        plan = read_plan(sweep)
+        self.steps, self.how = steps, plan["aggregate"]
+        self.seeds: list[int] = plan["seeds"] or [seed]
+        self.place = self.seeds.index(seed)
+        self.silent = len(plan["metrics"]) > 1 or plan["pruner"].get("name") == "none"
+        self.by_seed = plan["pruner"].get("name") == "wilcoxon"
+        self.done = [_objective(sweep / str(number) / f"seed-{s}") for s in self.seeds[: self.place]]
+        if self.silent:
+            return
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.load_study(
+            study_name=plan["study_name"], storage=storage(sweep, plan["storage"]), pruner=pruner(plan["pruner"])
+        )
+        self.trial = Trial(study, study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number))
+
+    def __call__(self, step: int, objective: float) -> None:
+        """Report.
+
+        Raises:
+            Pruned: the trial is not worth going on with.
+        """
+        if self.silent or step == 0 or math.isnan(objective):  # before the first step all trials are the same
+            return
+        if self.by_seed:
+            if step < self.steps:
+                return
+            self.trial.report(objective, self.place)
+        else:
+            self.trial.report(aggregate([*self.done, objective], self.how), self.place * self.steps + step)
+        last = self.place + 1 == len(self.seeds) and step >= self.steps
+        if not last and self.trial.should_prune():
+            where = f"step {step}" + (f" of seed {self.seeds[self.place]}" if len(self.seeds) > 1 else "")
+            raise Pruned(objective, f"pruned at {where} with {objective:.4g}")
+
+
+def _objective(folder: Path) -> float:
+    return float(json.loads((folder / "run.json").read_text(encoding="utf-8"))["objective"])
