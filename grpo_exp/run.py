@@ -48,6 +48,8 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
         secrets = configuration.secret_values(composed)
         if hydra.mode == RunMode.MULTIRUN and config.track.group is None:
             config.track.group = Path(hydra.sweep.dir).name
+        if hydra.mode == RunMode.MULTIRUN and config.track.job_type == "train":
+            config.track.job_type = config.algo.name
         card = _finished(folder, plain, secrets)
         if card is not None:
             return None if card["objective"] is None else float(card["objective"])

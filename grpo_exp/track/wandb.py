@@ -85,6 +85,11 @@ class WandbTracker(Tracker):
             self._tables_from = (step // every + 1) * every
             self._send_table()
 
+    def summarize(self, values: Row) -> None:
+        """Put values into the run's summary."""
+        if self.run is not None:
+            self._try("sending the summary", lambda: self.run.summary.update(plain(values)))
+
     def finish(self, card: Row) -> None:
         if self.run is None:
             return

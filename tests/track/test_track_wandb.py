@@ -19,6 +19,7 @@ from grpo_exp.errors import ConfigError
 from grpo_exp.track import TrackOptions, build
 from grpo_exp.track.files import FileTracker
 from grpo_exp.track.login import choose_mode
+from grpo_exp.track.sweep import summarize
 from grpo_exp.track.wandb import WandbTracker, push
 
 ROOT = Path(__file__).parents[2]
@@ -241,6 +242,26 @@ def test_push_rebuilds_a_run_from_its_files(server: FakeWandb, tmp_path: Path) -
     run = told["wandb"]["id"]
     assert [row["step"] for row in server.rows(run)] == [1, 2]
     assert server.config(run)["seed"] == 3 and server.exit_codes[run] == 1
+
+
+def test_a_sweep_is_a_run_of_its_own(server: FakeWandb, tmp_path: Path) -> None:
+    """A row a trial with its values; the best one and the importance of what was searched in the summary."""
+    trials = [
+        {"number": 0, "params": {"beta": 0.1, "G": 4}, "state": "complete", "value": 0.5},
+        {"number": 1, "params": {"beta": 0.01, "G": 8}, "state": "complete", "value": 0.75},
+        {"number": 2, "params": {"beta": 1.0, "G": 8}, "state": "pruned", "value": None},
+    ]
+    plan = {"metrics": ["eval/pass@1"], "space": {"beta": "interval(0.01, 1) log", "G": "choice(4, 8)"}}
+    where = summarize(tmp_path / "beta_g", options(wandb="online"), plan, trials, trials[1], {"beta": 0.9}, pytest.fail)
+    run = where["id"]
+    told = [{k: row.get(k) for k in ("step", "state", "beta", "G", "value/eval/pass@1")} for row in server.rows(run)]
+    assert told == [
+        {"step": 0, "state": "complete", "beta": 0.1, "G": 4, "value/eval/pass@1": 0.5},
+        {"step": 1, "state": "complete", "beta": 0.01, "G": 8, "value/eval/pass@1": 0.75},
+        {"step": 2, "state": "pruned", "beta": 1.0, "G": 8, "value/eval/pass@1": None},
+    ]
+    assert server.config(run)["space"] == plan["space"] and server.exit_codes[run] == 0
+    assert (server.runs[run]["groupName"], server.runs[run]["jobType"]) == ("beta_g", "sweep")
 
 
 def test_mode_is_chosen_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
