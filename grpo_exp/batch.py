@@ -312,7 +312,8 @@ class Outputs(NamedTuple):
 
     Attributes:
         logp: log-probs of the tokens.
-        entropy: entropy in nats of the distribution that each token was chosen from.
+        entropy: entropy in nats of the policy's distribution at each token, over the whole vocabulary also where top-p or top-k
+            sampled from a part of it.
         values: the critic's estimate of the state in which each token was chosen; None without a critic.
     """
 

@@ -10,6 +10,7 @@ import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -306,6 +307,33 @@ def resolved(composed: DictConfig) -> dict[str, Any]:
         raise ConfigError("a value ${KEY} leads back to itself") from error
     assert isinstance(plain, dict)
     return {str(k): v for k, v in plain.items()}
+
+
+PATHS = ("data.path", "data.split", "model.path", "model.start_adapter", "reward.path")
+"""Options that may name a file or folder, the last with `:function` after it; each part of a reward has its own."""
+
+
+def anchored(plain: dict[str, Any]) -> dict[str, Any]:
+    """A configuration whose files and folders, where they are there, are named from the root, so that it holds anywhere."""
+    sections = {name: dict(values) if isinstance(values, dict) else values for name, values in plain.items()}
+    for key in PATHS:
+        section, _, name = key.partition(".")
+        if name in sections.get(section, {}):
+            sections[section][name] = _anchored(sections[section][name])
+    parts = sections.get("reward", {}).get("parts", {})
+    sections.get("reward", {})["parts"] = {
+        name: part | ({"path": _anchored(part["path"])} if "path" in part else {}) for name, part in parts.items()
+    }
+    return sections
+
+
+def _anchored(value: Any) -> Any:
+    """`my.py:score` as `/home/me/my.py:score`; what is no file here stays as it is, such as a hub id or a count."""
+    if not isinstance(value, str):
+        return value
+    file, colon, rest = value.rpartition(":") if ":" in value else (value, "", "")
+    path = Path(file).expanduser()
+    return f"{path.absolute()}{colon}{rest}" if file and path.exists() else value
 
 
 def secret_values(composed: DictConfig) -> set[str]:

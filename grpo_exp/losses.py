@@ -165,4 +165,6 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
         return ValueLoss(plain / 2, torch.zeros_like(plain, dtype=torch.bool))
     bounded = old_values + (values - old_values).clamp(-clip, clip)
     bound = (bounded - returns).square()
-    return ValueLoss(torch.maximum(plain, bound) / 2, bound > plain)
+    # Within the bound the two differ by rounding alone.
+    held = ((values - old_values).abs() > clip) & (bound > plain)
+    return ValueLoss(torch.maximum(plain, bound) / 2, held)

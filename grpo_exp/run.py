@@ -43,7 +43,7 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
     folder = Path(hydra.runtime.output_dir)
     try:
         config = config or configuration.build(composed)
-        plain = configuration.resolved(composed)
+        plain = configuration.anchored(configuration.resolved(composed))
         del plain["sweep"]  # how trials are run is no part of what is run
         secrets = configuration.secret_values(composed)
         if hydra.mode == RunMode.MULTIRUN and config.track.group is None:

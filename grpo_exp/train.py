@@ -211,10 +211,12 @@ class Trainer:
             part = batch if rows is None else batch.rows(rows)
             now, loss = self._accumulate(part, meter)
             if number == 0:
-                first = self._first_pass(part, now)
+                first = self._first_pass(batch, part, now)
             norms.append(self._optimizer_step(step))
             losses.append(loss)
-        adv = {} if batch.advantages is None else {"adv/absmax": batch.advantages.abs().max().item()}
+        adv: Metrics = {}
+        if batch.advantages is not None:
+            adv = {"adv/absmax": batch.advantages.masked_fill(~batch.loss_mask, 0).abs().max().item()}
         values: Metrics = {}
         if batch.values is not None and batch.returns is not None:
             values = value_metrics(batch.values, batch.returns, batch.loss_mask)
@@ -274,13 +276,17 @@ class Trainer:
                 if len(index):
                     yield index, batch.rows(index)
 
-    def _first_pass(self, batch: TokenBatch, now: Outputs) -> Metrics:
-        """What is measured before the first optimizer step on a batch, on rows that the policy as it still is sampled."""
-        mask = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]  # [N, T]
+    def _first_pass(self, batch: TokenBatch, part: TokenBatch, now: Outputs) -> Metrics:
+        """What is measured before the first optimizer step on a batch, on rows that the policy as it still is sampled.
+
+        `now` is what it said of `part`, the rows of that step; they are all rows where there are no old log-probs.
+        """
+        mask = fresh(part)
+        metrics = {"entropy/mean": now.entropy[mask].mean().item()} if mask.any() else {}
+        mask = fresh(batch)
         if not mask.any():
-            return {}
+            return metrics
         logp = now.logp if batch.old_logp is None else batch.old_logp  # cut up as the reference's, so equal to the bit
-        metrics = {"entropy/mean": now.entropy[mask].mean().item()}
         if batch.ref_logp is not None and batch.behaviour_logp is not None:  # on stored completions it would be no KL
             metrics |= drift_metrics(logp, batch.ref_logp, mask)
         if batch.behaviour_logp is not None:
@@ -354,6 +360,11 @@ class Trainer:
         state = State(self.policy.state(), self.optimizer.state_dict(), progress, self.source.tensors())
         # An objective measured at another step says nothing about these weights.
         self.checkpoints.save(step, state, self._objective() if self.evaluated == step else None)
+
+
+def fresh(batch: TokenBatch) -> Tensor:
+    """Tokens of the rows that this step sampled: bool `[N, T]`."""
+    return batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
 
 
 class _Gathered:

@@ -109,6 +109,22 @@ def test_a_reward_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["metrics"]["eval/pass@1"]["value"] == 1.0
 
 
+def test_a_run_is_asked_again_from_another_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files that a run was given by relative paths are found from anywhere."""
+    Path("mine").mkdir()
+    Path("mine/rewards.py").write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
+    Path("mine/rows.jsonl").write_text("".join(f'{{"q": "{i}+1=?", "a": "{i + 1}"}}\n' for i in range(9)))
+    words = [word for word in SMALL if not word.startswith("data.")]
+    words += ["data=file", "data.path=mine/rows.jsonl", "data.prompt=q", "data.answer=a", "data.split=3", "hydra.run.dir=run"]
+    assert call(capsys, *words, "reward=custom", "reward.path=mine/rewards.py:score").code == 0
+    assert call(capsys, *words, "reward=custom", "reward.path=mine/rewards.py:score").out.count("nothing to do") == 1
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert evaluated(capsys, "../run")["metrics"]["eval/pass@1"]["value"] == 1.0
+
+
 def test_models_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["eval.max_items=2", "eval.samples=1", "eval.max_new_tokens=6", "reward=format"]
     assert evaluated(capsys, "tiny_random", *few)["model"] == "tiny_random"

@@ -7,13 +7,13 @@ import fcntl
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from grpo_exp.errors import ConfigError, InputError
@@ -25,7 +25,10 @@ PLAN, ATTEMPTS, REASON, IMPORTED = "plan", "attempts", "reason", "imported"
 
 @contextlib.contextmanager
 def lock(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold a lock file; it is free again when its process ends, however that happens. Yields whether it was had."""
+    """Hold a lock file; it is free again when its process ends, however that happens. Yields whether it was had.
+
+    The file holds the number of the process that had it last.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -33,23 +36,60 @@ def lock(path: Path, wait: bool) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without its note
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
         yield True
 
 
-def repair(journal: Path) -> int:
-    """Cut an unfinished last line off a journal, which a kill or a full disk left; returns the bytes cut.
+class Journal(BaseJournalBackend):
+    """Optuna's journal file, written so that no kill and no full disk can spoil it.
 
-    Optuna would glue its next record to it, and after the one following never read the file again.
+    Two things differ. The lock is one that the system frees when its holder dies; Optuna's own would keep everybody waiting for
+    half a minute. And half a record at the end, which a kill or a full disk leaves, is cut off before the next is written;
+    Optuna would glue the next to it, and after the one following never read the file again.
     """
-    if not journal.exists():
-        return 0
-    with journal.open("r+b") as file:
-        content = file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.reader = JournalFileBackend(str(path))
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        return self.reader.read_logs(log_number_from)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append records, all or none.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        with lock(self.path.with_name(f".{self.path.name}.lock"), wait=True), self.path.open("r+b", buffering=0) as file:
+            whole = _whole(file)
             file.truncate(whole)
-            os.fsync(file.fileno())
-        return len(content) - whole
+            file.seek(whole)
+            try:
+                content = memoryview(text.encode())
+                while content:
+                    content = content[file.write(content) or 0 :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(whole)
+                raise
+
+
+def _whole(file: IO[bytes]) -> int:
+    """Where the last whole line of a file ends."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        if (found := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def storage(folder: Path, url: str | None) -> BaseStorage:
@@ -61,9 +101,9 @@ def storage(folder: Path, url: str | None) -> BaseStorage:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if url is None:
-            return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+            return JournalStorage(Journal(folder / JOURNAL))
         if url.startswith("journal://"):
-            return JournalStorage(JournalFileBackend(url.removeprefix("journal://")))
+            return JournalStorage(Journal(Path(url.removeprefix("journal://"))))
         try:
             if url.startswith("sqlite"):  # five seconds, SQLite's own, are too few for several workers
                 return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})

@@ -21,7 +21,7 @@ from grpo_exp.sweep import choices, results, workers
 from grpo_exp.sweep.loop import Launch, Sweep
 from grpo_exp.sweep.options import SearchOptions, SweepOptions
 from grpo_exp.sweep.space import Comparison, Space
-from grpo_exp.sweep.study import IMPORTED, lock, open_study, own, repair, storage
+from grpo_exp.sweep.study import IMPORTED, lock, open_study, own, storage
 from grpo_exp.sweep.trial import PLAN_FILE, read_plan
 
 IGNORED = ("hydra", "sweep", "sweeps", "track", "name")
@@ -47,8 +47,6 @@ def sweep(config: DictConfig, context: HydraContext, launcher: Any, arguments: S
                 f"another process sweeps in {folder}. Wait for it, choose another folder with hydra.sweep.dir=, or add "
                 "sweep.join=true to work alongside"
             )
-        if alone and search.storage is None:
-            repair(folder / "study.journal")
         mine = _prepare(config, context, launcher, folder, options, search, space)
         if options.workers > 1:
             workers.run(mine, options.workers)

@@ -20,7 +20,7 @@ from grpo_exp.sweep import choices, results
 from grpo_exp.sweep.loop import Sweep
 from grpo_exp.sweep.options import SearchOptions, SweepOptions
 from grpo_exp.sweep.space import Space
-from grpo_exp.sweep.study import open_study, repair, storage
+from grpo_exp.sweep.study import open_study, storage
 from grpo_exp.sweep.trial import PLAN_FILE, Reporter
 
 STEPS = 4
@@ -113,7 +113,6 @@ def sweep(
     """A sweep in this folder, its jobs fake."""
     wanted, made = search(**changes), how or options()
     folder.mkdir(parents=True, exist_ok=True)
-    repair(folder / "study.journal")
     space = Space.read(words, wanted.params, wanted.conditions)
     metrics = wanted.metrics or ["eval/pass@1"]
     directions = wanted.direction if isinstance(wanted.direction, list) else [wanted.direction or "maximize"]
