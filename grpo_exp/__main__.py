@@ -43,6 +43,8 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if any(word in ("-h", "--help") for word in words):
         words = ["help", *(word for word in words[:1] if not word.startswith("-") and "=" not in word)]
+    if words and (run := next((word for word in words if word.startswith("resume=")), None)):
+        words = ["resume", run.removeprefix("resume="), *(word for word in words if word != run)]
     if words and not words[0].startswith(("-", "+", "~")) and "=" not in words[0]:
         return _verb(words[0], words[1:])
     from grpo_exp.app import launch

@@ -31,6 +31,7 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         "rows": total,
         "rounds": config.experience.rounds,
         "updates_per_rollout": algorithm.optimizer_steps,
+        "rows_per_update": math.ceil(total / algorithm.minibatches),
         "tokens_max": total * root.max_new_tokens * config.experience.rounds,
         **rows,
     }

@@ -87,12 +87,22 @@ class Checkpoints:
             raise CheckpointError(
                 f"the checkpoint {target} cannot be written: {error}. Earlier ones are untouched; make room and run again"
             ) from error
+        self._rate(step, objective)
+        self._delete_old(step)
+        return target
+
+    def recall(self) -> None:
+        """Know the best of the checkpoints that are there, as a run that goes on must."""
+        for step in self.steps():
+            manifest = json.loads((self.folder / f"step-{step:06d}" / MANIFEST).read_text(encoding="utf-8"))
+            self._rate(step, manifest["objective"])
+
+    def _rate(self, step: int, objective: float | None) -> None:
+        """Remember the best; the first of equals."""
         if objective is not None and (
             self.best is None or ((objective > self.best[1]) == self.maximize and objective != self.best[1])
         ):
             self.best = (step, objective)
-        self._delete_old(step)
-        return target
 
     def steps(self) -> list[int]:
         """The steps there is a complete checkpoint of, oldest first."""

@@ -185,8 +185,15 @@ def _check_objective(config: Config) -> None:
         more = ", and eval/pass@1/CATEGORY" if "eval/pass@1" in known else ""
         raise ConfigError(
             f"objective.metric={metric!r}: evaluation does not measure it with these options. It measures "
-            f"{', '.join(known)}{more}.{nearest(metric, known)}"
+            f"{', '.join(known)}{more}.{nearest(metric, known)}{_pairs_or_answers(config)}"
         )
+
+
+def _pairs_or_answers(config: Config) -> str:
+    """The way out where a policy that learns from pairs is measured on pairs, and the objective is of answers."""
+    if config.algo.product != "policy" or not measures_pairs(config):
+        return ""
+    return " Use objective.metric=eval/pair_accuracy, or name the field of the answers with data.answer= to measure those"
 
 
 def _check_experience(config: Config) -> None:

@@ -55,6 +55,16 @@ class Evaluation:
         """Mean and 95 % interval over items of every metric."""
         return {name: bootstrap_mean(values[~values.isnan()]) for name, values in self.items.items()}
 
+    def state(self) -> dict[str, Any]:
+        """The items' values for a checkpoint, without the rows, which are in eval.jsonl."""
+        return {"items": {name: values.tolist() for name, values in self.items.items()}, "tokens": self.tokens}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Evaluation:
+        """What `state` was taken of."""
+        items = {name: torch.tensor(values, dtype=torch.float64) for name, values in state["items"].items()}
+        return cls(items, [], state["tokens"])
+
     def minus(self, before: Evaluation) -> dict[str, Interval]:
         """Paired differences over the same items, with intervals."""
         return {

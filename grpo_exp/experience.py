@@ -22,8 +22,8 @@ from grpo_exp.replay import Replay, ReplayOptions
 from grpo_exp.rewards.base import RewardSum
 from grpo_exp.rollout.base import Engine, Sampling
 
-TRAIN_STREAM, EVAL_STREAM, MINIBATCH_STREAM, REPLAY_STREAM = 0, 1, 2, 3
-"""Names of the random streams, so that sampling, evaluation, minibatches and replay never share numbers."""
+TRAIN_STREAM, EVAL_STREAM, MINIBATCH_STREAM, REPLAY_STREAM, DROPOUT_STREAM = range(5)
+"""Names of the random streams, so that sampling, evaluation, minibatches, replay and dropout never share numbers."""
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from grpo_exp.evaluate import EvalOptions, Evaluation
 from grpo_exp.experience import Experience, Ordered
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import PromptOrder
+
+_SIDES = ("chosen", "rejected")
 
 
 def pair_batch(policy: Policy, examples: Sequence[Example], max_tokens: int) -> tuple[PairBatch, list[bool]]:
@@ -35,7 +38,8 @@ class Pairs(Ordered):
     """What a run learns from where the data holds pairs.
 
     `keep_reference`: the reference stays where it is, so its log-probs of a pair are computed once and remembered. They take
-    4 bytes a token. A batch in which one pair is new, as at the end of the first epoch, is computed whole.
+    4 bytes a token, in a checkpoint too: computed anew in another batch they would differ by rounding. A batch in which one
+    pair is new, as at the end of the first epoch, is computed whole.
     """
 
     def __init__(
@@ -66,6 +70,16 @@ class Pairs(Ordered):
                 self._reference |= dict(zip(index, zip(rows[0::2], rows[1::2], strict=True), strict=True))
 
         return Experience(batch, None, metrics, tokens=int(length.sum()), keep=keep)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The reference's log-probs that are known by now: in another batch they would be rounded differently."""
+        return {f"{i}.{name}": row for i, pair in self._reference.items() for name, row in zip(_SIDES, pair, strict=True)}
+
+    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        super().load(state, tensors)
+        device = self.policy.device
+        known = {int(name.partition(".")[0]) for name in tensors}
+        self._reference = {i: (tensors[f"{i}.{_SIDES[0]}"].to(device), tensors[f"{i}.{_SIDES[1]}"].to(device)) for i in known}
 
 
 class PairEvaluator:

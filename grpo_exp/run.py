@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,12 +13,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from grpo_exp import config as configuration
-from grpo_exp.errors import ConfigError, DataError, InputError, nearest
+from grpo_exp import earlier
+from grpo_exp.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     from grpo_exp.batch import Example
     from grpo_exp.config import Config
     from grpo_exp.data.base import Dataset
+    from grpo_exp.earlier import Earlier
     from grpo_exp.evaluate import HeldOut
     from grpo_exp.experience import Source
     from grpo_exp.hardware import Machine
@@ -50,14 +51,29 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
             config.track.group = Path(hydra.sweep.dir).name
         if hydra.mode == RunMode.MULTIRUN and config.track.job_type == "train":
             config.track.job_type = config.algo.name
-        card = _finished(folder, plain, secrets)
-        if card is not None:
-            return None if card["objective"] is None else float(card["objective"])
+        before = earlier.find(folder, plain, secrets)
+        if before.finished:
+            print(f"{folder}: finished before, objective {before.card['objective']}; nothing to do")
+            return None if before.card["objective"] is None else float(before.card["objective"])
         trial = _trial(hydra, config)
         words = [word for word in hydra.overrides.task if not word.startswith("sweep.")]
-        return train(config, plain, secrets, folder, trial or _unwatched, words, hydra.sweeper.get("trial") if trial else None)
+        number = hydra.sweeper.get("trial") if trial else None
+        return train(config, plain, secrets, folder, trial or _unwatched, words, number, before)
     finally:
         _remove_if_empty(folder)
+
+
+def go_on(config: Config, composed: DictConfig, folder: Path, words: Sequence[str]) -> float | None:
+    """Train on in the folder of a run, outside of Hydra.
+
+    Raises: as `run`.
+    """
+    plain, secrets = configuration.anchored(configuration.resolved(composed)), configuration.secret_values(composed)
+    before = earlier.find(folder, plain, secrets)
+    if before.finished:
+        print(f"{folder}: finished before, objective {before.card['objective']}; nothing to do")
+        return None if before.card["objective"] is None else float(before.card["objective"])
+    return train(config, plain, secrets, folder, _unwatched, words, before=before)
 
 
 def train(
@@ -68,11 +84,12 @@ def train(
     hook: Hook,
     words: Sequence[str] = (),
     trial: int | None = None,
+    before: Earlier | None = None,
 ) -> float | None:
     """Load, train, evaluate and write everything into `folder`; returns the objective.
 
     `hook` is called with (step, objective) after each evaluation; `words` are the overrides and `trial` the
-    number in a sweep, for the run card.
+    number in a sweep, for the run card; `before` is what an earlier call left in the folder, to go on with.
     """
     from grpo_exp import card as cards
     from grpo_exp import track
@@ -95,15 +112,29 @@ def train(
             rows = rows_at_once(config, policy, machine, data.train)
             card = cards.opening(config, data, policy, machine, folder, rows)
         card["overrides"] = redact(_by_key(words), secrets)
+        notes = _continue(card, before)
         if trial is not None:
             card["trial"] = trial
         record.open(tracker, card, redact(plain, secrets))
         trainer = _assemble(config, data, policy, tracker, folder, rows, hook, stop)
         record.trainer = trainer
-        result = trainer.run()
+        for note in notes:
+            tracker.note(note, "warn")
+        result = trainer.run(before.state if before else None)
         _export(config, policy, folder)
         record.close(result)
     return result.objective
+
+
+def _continue(card: dict[str, Any], before: Earlier | None) -> list[str]:
+    """Note in the card that the run goes on from a checkpoint; returns what a person should know about that."""
+    if before is None or before.state is None:
+        return before.notes if before else []
+    card["resumed_from"] = before.state.progress["step"]
+    card["overrides"] = (before.card.get("overrides") or {}) | card["overrides"]
+    changed = earlier.differences(before.card, card)
+    inexact = [f"not bit for bit the run that it was: {'; '.join(changed[:4])}"] if changed else []
+    return before.notes + inexact
 
 
 def _unwatched(step: int, objective: float) -> None:
@@ -299,38 +330,6 @@ def _export(config: Config, policy: Policy, folder: Path) -> None:
             "reward_model": partial(classifier.export, policy),
         }
         write_export(folder / "export", writers[config.algo.product])
-
-
-def _finished(folder: Path, plain: dict[str, Any], secrets: set[str]) -> dict[str, Any] | None:
-    """The card of a finished run of the same configuration in this folder; None where the folder is free.
-
-    Raises:
-        ConfigError: the folder holds another run.
-        InputError: its files cannot be read.
-    """
-    import yaml
-
-    from grpo_exp.track.redact import redact
-
-    try:
-        card: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(
-            f"{folder}: its run.json or config.yaml cannot be read ({error}). Choose another folder with hydra.run.dir="
-        ) from error
-    different = configuration.difference(before, json.loads(json.dumps(redact(plain, secrets))))
-    if different:
-        raise ConfigError(
-            f"the folder {folder} holds a run of another configuration ({', '.join(different[:5])} differ); choose another one "
-            "with hydra.run.dir= or hydra.sweep.dir="
-        )
-    if card.get("status") != "finished":
-        return None
-    print(f"{folder}: finished before, objective {card['objective']}; nothing to do")
-    return card
 
 
 def _remove_if_empty(folder: Path) -> None:

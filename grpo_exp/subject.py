@@ -121,6 +121,24 @@ def _changed(composed: DictConfig, request: Request) -> DictConfig:
     return composed
 
 
+def saved_options(run: Path) -> dict[str, Any]:
+    """The options that a run was started with.
+
+    Raises:
+        DataError: its config.yaml cannot be read.
+    """
+    return _saved(run)
+
+
+def with_changes(saved: dict[str, Any], words: list[str]) -> DictConfig:
+    """A run's options with some of them changed.
+
+    Raises:
+        ConfigError: a word is no KEY=VALUE, or there is no such option.
+    """
+    return _changed(OmegaConf.create(saved), read(words))
+
+
 def folder_of(words: list[str], kind: str, name: str) -> tuple[Path, list[str]]:
     """The folder that hydra.run.dir= names, else a new one, outputs/KIND/TIME_NAME; and the other words."""
     named = [word.removeprefix(FOLDER) for word in words if word.startswith(FOLDER)]

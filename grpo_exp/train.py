@@ -21,7 +21,7 @@ from grpo_exp.batch import Outputs, Rewards, TokenBatch
 from grpo_exp.checkpoint import Checkpoints, State
 from grpo_exp.errors import NumericsError, Stopped
 from grpo_exp.evaluate import Evaluation, HeldOut
-from grpo_exp.experience import MINIBATCH_STREAM, Source
+from grpo_exp.experience import DROPOUT_STREAM, MINIBATCH_STREAM, Source
 from grpo_exp.losses import importance_weights
 from grpo_exp.metrics import RIGHT_ABOVE, Meter, Metrics, drift_metrics, mismatch_metrics, replay_metrics, value_metrics
 from grpo_exp.options import option
@@ -110,8 +110,8 @@ class Trainer:
         self.evaluated = -1  # the step of `after`
         self.train_outcomes: deque[float] = deque(maxlen=20)
 
-    def run(self) -> Result:
-        """Train for all steps, or until as many tokens have been sampled as are wanted.
+    def run(self, state: State | None = None) -> Result:
+        """Train for all steps, or until as many tokens have been sampled as are wanted; `state` is where to go on from.
 
         Raises:
             Stopped: a signal came; the checkpoint of the step just finished is written.
@@ -120,9 +120,10 @@ class Trainer:
         if self.algorithm.keeps_reference:
             self.policy.freeze_reference(self.algorithm.moves_reference)
         every = self.evaluator.options.every if self.evaluator else 0
-        if self.evaluator and self.evaluator.options.start:
+        done = 0 if state is None else self._restore(state)
+        if self.evaluator and self.evaluator.options.start and state is None:
             self._evaluate(0)
-        for step in range(1, self.steps + 1):
+        for step in range(done + 1, self.steps + 1):
             self._step(step)
             last = step == self.steps or self.tokens >= self.max_tokens
             with contextlib.suppress(Stopped):  # in the middle of an evaluation, which is then left out
@@ -141,6 +142,7 @@ class Trainer:
 
     def _step(self, step: int) -> None:
         started = time.perf_counter()
+        torch.manual_seed(_seed(self.seed, DROPOUT_STREAM, step))
         drawn = self.source.draw(step)
         ready = time.perf_counter()
         batch = self.algorithm.select(drawn.batch)
@@ -238,8 +240,7 @@ class Trainer:
             return [None] * algorithm.optimizer_steps
         parts: list[Tensor | None] = []
         for epoch in range(algorithm.optimizer_steps // algorithm.minibatches):
-            seed = int(np.random.SeedSequence((self.seed, MINIBATCH_STREAM, step, epoch)).generate_state(1)[0])
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(_seed(self.seed, MINIBATCH_STREAM, step, epoch))
             rank = torch.randperm(int(batch.group.max()) + 1, generator=generator).to(batch.group.device)
             split = rank[batch.group[:: batch.unit]].argsort(stable=True).tensor_split(algorithm.minibatches)
             units = [part for part in split if len(part)]  # where rows were left out, there may be too few
@@ -281,11 +282,10 @@ class Trainer:
 
         `now` is what it said of `part`, the rows of that step; they are all rows where there are no old log-probs.
         """
-        mask = fresh(part)
-        metrics = {"entropy/mean": now.entropy[mask].mean().item()} if mask.any() else {}
-        mask = fresh(batch)
+        seen, mask = fresh(part), fresh(batch)
         if not mask.any():
-            return metrics
+            return {}
+        metrics = {"entropy/mean": now.entropy[seen].mean().item()} if seen.any() else {}
         logp = now.logp if batch.old_logp is None else batch.old_logp  # cut up as the reference's, so equal to the bit
         if batch.ref_logp is not None and batch.behaviour_logp is not None:  # on stored completions it would be no KL
             metrics |= drift_metrics(logp, batch.ref_logp, mask)
@@ -349,6 +349,22 @@ class Trainer:
         self.seconds = time.perf_counter() - self.started
         self.tracker.metrics({"step": step, "kind": kind, "tokens": self.tokens, "seconds": round(self.seconds, 4), **metrics})
 
+    def _restore(self, state: State) -> int:
+        """Go on where a checkpoint was written, to the bit; returns its step. The reference was remembered before, as it began.
+
+        Random numbers need no state: each is a function of seed, stream, step, prompt and sample.
+        """
+        progress = state.progress
+        self.policy.load_state(state.weights)
+        self.optimizer.load_state_dict(state.optimizer)
+        self.source.load(progress["source"], state.source)
+        self.algorithm.load(progress["algorithm"])
+        self.tokens, self.train_outcomes = progress["tokens"], deque(progress["train_outcomes"], maxlen=20)
+        self.before, self.after = (saved and Evaluation.of(saved) for saved in (progress["before"], progress["after"]))
+        self.evaluated, self.started = progress["evaluated"], time.perf_counter() - progress["seconds"]
+        self.checkpoints.recall()
+        return int(progress["step"])
+
     def _save(self, step: int) -> None:
         progress: dict[str, Any] = {
             "step": step,
@@ -356,10 +372,19 @@ class Trainer:
             "source": self.source.state(),
             "train_outcomes": list(self.train_outcomes),
             "algorithm": self.algorithm.state(),
+            "seconds": self.seconds,
+            "evaluated": self.evaluated,
+            "before": self.before and self.before.state(),
+            "after": self.after and self.after.state(),
         }
         state = State(self.policy.state(), self.optimizer.state_dict(), progress, self.source.tensors())
         # An objective measured at another step says nothing about these weights.
         self.checkpoints.save(step, state, self._objective() if self.evaluated == step else None)
+
+
+def _seed(*key: int) -> int:
+    """A seed that depends on the key alone, whatever was drawn before."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 def fresh(batch: TokenBatch) -> Tensor:

@@ -111,7 +111,14 @@ def test_what_is_logged() -> None:
 def test_much_longer_chosen_completions_are_told_once() -> None:
     algorithm = dpo()
     step = {"dpo/pairs": 16.0, "length/chosen": 31.0, "length/rejected": 20.0}
-    assert [algorithm.observe(step) is None for _ in range(6)] == [True, True, True, False, True, True]
+    assert [algorithm.observe(step) is None for _ in range(3)] == [True, True, True]
+    algorithm, saved = dpo(), json.loads(json.dumps(algorithm.state()))
+    algorithm.load(saved)
+    assert "longer: 31 tokens on average against 20, over 64 pairs" in str(algorithm.observe(step))
+    assert algorithm.observe(step) is None
+    meaned = dpo(loss_type="simpo")
+    said = next(filter(None, (meaned.observe(step) for _ in range(6))))
+    assert "longer" in said and "simpo" not in said  # which it is
     even = dpo()
     assert not any(even.observe(step | {"length/chosen": 29.0}) for _ in range(20))
     assert even.observe({"reward/mean": 1.0}) is None  # a step without pairs
@@ -194,6 +201,20 @@ def test_the_second_epoch_makes_no_reference_pass(tmp_path: Path, passes: list[i
         for name in one.keys() & {"loss/total", "dpo/margin", "grad/norm", "eval/pair_margin"}:
             assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
     assert found[5]["dpo/margin"] > 0.01, "the reference is not what the policy has become"
+
+
+def test_what_is_remembered_of_the_reference_is_saved() -> None:
+    model = policy()
+    one, other = (Pairs(model, PAIRS, PromptOrder(PAIRS, 0, 0), 2, 40, keep_reference=True) for _ in range(2))
+    assert one.tensors() == {}
+    other.load(one.state(), one.tensors())
+    while len(one._reference) < len(PAIRS):
+        drawn = one.draw(1)
+        drawn.keep(drawn.batch.with_(ref_logp=torch.rand(drawn.batch.tokens.shape)))
+    other.load(one.state(), {name: x.clone() for name, x in one.tensors().items()})
+    (mine, theirs) = (source.draw(2).batch for source in (one, other))
+    assert mine.ref_logp is not None and theirs.ref_logp is not None and mine.ref_logp.any()
+    assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(mine.ref_logp, theirs.ref_logp)
 
 
 def test_a_reference_that_moves_is_not_remembered(tmp_path: Path, passes: list[int]) -> None:
@@ -313,6 +334,7 @@ def test_pairs_are_asked_for_before_the_model_loads(
     answer = call(capsys, *words)
     assert answer.code == 2
     assert "objective.metric='eval/pass@1'" in answer.err and "It measures eval/pair_accuracy" in answer.err
+    assert "Use objective.metric=eval/pair_accuracy, or name the field of the answers with data.answer=" in answer.err
     (tmp_path / "held.jsonl").write_text('{"prompt": "1+1=?"}\n')
     answer = call(capsys, *words, "data.split=held.jsonl", "objective.metric=eval/pair_accuracy")
     assert answer.code == 2

@@ -244,6 +244,7 @@ def test_the_weight_of_cispo_is_a_constant() -> None:
         ({"dual_clip": 3.0, "surrogate": "sapo"}, r"algo\.dual_clip=3 belongs to algo\.surrogate=clip"),
         ({"kl": kl("loss", "k3", "estimator", target=0.1)}, r"algo\.kl\.target=0\.1.*beta=0"),
         ({"beta": 0.1, "kl": kl("none", "k3", "estimator", target=0.1)}, r"place=none"),
+        ({"reference": Reference("ema", 1, 0.6)}, r"algo\.reference\.update=ema: with beta=0.*report_every=0.*no reference"),
     ],
 )
 def test_options_that_do_not_go_together(changes: dict[str, Any], message: str) -> None:

@@ -20,7 +20,7 @@ LEVELS: list[set[str]] = [
         *("model", "tiny", "policy", "rollout.*", "track.*", "classifier", "checkpoint", "hardware", "stop"),
     },
     {"schema", "command_line", "compose", "config", "sweep.options", "experience", "evaluate", "pairs", "train"},
-    {"run", "record", "card", "subject", "app", "sweep.*", "report.*", "verbs.*", "__main__"},
+    {"run", "earlier", "record", "card", "subject", "app", "sweep.*", "report.*", "verbs.*", "__main__"},
 ]
 """`name` is grpo_exp/name.py; `folder.*` is every file of a folder, its `__init__` included."""
 

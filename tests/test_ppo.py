@@ -140,6 +140,8 @@ def test_values_are_held_only_where_they_come_nearer() -> None:
     assert found.loss.tolist() == [pytest.approx([0.32, 1.125, 0.405])]
     assert values.grad is not None and values.grad.tolist() == [pytest.approx([0, -1.5, -0.9])]
     assert found.clipped.tolist() == [[True, False, False]]
+    near, old = torch.rand(2, 999, generator=torch.Generator().manual_seed(0)) / 10  # V - V_old is rounded, which holds nothing
+    assert not losses.value_loss(near, old, torch.zeros(999), 0.2).clipped.any()
     plain = losses.value_loss(values, double([[0, 0, 0]]), double([[1, 1, 1]]), 0.0)
     assert plain.loss.tolist() == [pytest.approx([0.125, 1.125, 0.405])] and not plain.clipped.any()
 
@@ -240,6 +242,28 @@ def test_a_beta_that_adapts_is_kept() -> None:
     other.load(json.loads(json.dumps(made.state())))
     assert other.weight.value == made.weight.value
     assert ppo().state() == {} and "beta = 0.05 at first" in made.formula()
+    acts = made.credit(rollout(ref_logp=torch.full((4, 4), -2.0, dtype=torch.float64)))
+    values = torch.zeros(4, 4, dtype=torch.float64)
+    found = made.loss(Outputs(acts.old_logp, values, values), acts)  # type: ignore[arg-type]
+    assert float(found.maxima["kl/beta"]) == pytest.approx(0.05 * 1.02)
+
+
+def test_a_kl_that_is_only_reported_costs_no_reward() -> None:
+    made = ppo("beta=0", "algo.kl.report_every=3", "algo.kl.estimator=k3")
+    assert [made.wants_reference(step) for step in range(1, 7)] == [False, False, True, False, False, True]
+    assert made.keeps_reference and not made.needs_reference and not ppo("beta=0", "algo.kl.report_every=0").keeps_reference
+    far = rollout(old_logp=torch.full((4, 4), -5000.0, dtype=torch.float64))  # the k3 is inf, and 0 x inf no number
+    near = far.with_(ref_logp=torch.zeros(4, 4, dtype=torch.float64))
+    assert torch.equal(made.credit(near).returns, made.credit(far).returns)  # type: ignore[arg-type]
+
+
+def test_the_largest_ratio_is_that_of_tokens() -> None:
+    """Not the 1 that stands in the padding."""
+    made = ppo("beta=0")
+    batch = made.credit(rollout())
+    assert batch.old_logp is not None and batch.values is not None
+    found = made.loss(Outputs(batch.old_logp - 1, batch.old_logp, batch.values), batch)
+    assert float(found.maxima["ratio/max"]) == pytest.approx(math.exp(-1))
 
 
 def test_the_formula_says_what_is_computed() -> None:
@@ -374,6 +398,8 @@ def test_one_sample_a_prompt_or_one_token_is_enough(tmp_path: Path, words: tuple
 def test_the_card_counts_the_critic_apart(tmp_path: Path) -> None:
     train(tmp_path / "own")
     train(tmp_path / "head", "algo.critic.trunk=detached", "model.adapter=lora")
+    batch = json.loads((tmp_path / "own" / "run.json").read_text())["batch"]
+    assert (batch["rows"], batch["updates_per_rollout"], batch["rows_per_update"]) == (16, 4, 4)
     own, head = (json.loads((tmp_path / name / "run.json").read_text())["model"] for name in ("own", "head"))
     assert own["trainable"] == own["parameters"]
     assert own["critic"] == own["parameters"] + 128  # the head of this model is its embedding
@@ -386,6 +412,8 @@ def test_the_card_counts_the_critic_apart(tmp_path: Path) -> None:
         (("algo.critic.warmup_steps=5", "steps=5"), r"algo\.critic\.warmup_steps=5.*steps=5.*4 at most"),
         (("algo.missing_eos_penalty=1", "algo.mask_truncated=true"), r"missing_eos_penalty=1.*mask_truncated=true"),
         (("algo.kl.target=0.1", "beta=0"), r"algo\.kl\.target=0\.1"),
+        (("beta=-1",), r"beta=-1"),
+        (("beta=much",), r"beta='much'"),
         (("algo.critic.trunk=owned",), r"algo\.critic\.trunk='owned'.*own, shared, detached"),
         (("algo.critic.lr_factor=0",), r"algo\.critic\.lr_factor=0.*greater than 0"),
         (("algo.gae_lambda=1.5",), r"algo\.gae_lambda=1\.5"),

@@ -51,7 +51,8 @@ def test_when_a_reference_moves_and_how_far() -> None:
     assert [Reference("sync", 3, 0.6).shift(step) for step in range(1, 7)] == [0, 0, 1, 0, 0, 1]
     assert [Reference("ema", 2, 0.6).shift(step) for step in range(1, 5)] == [0, 0.6, 0, 0.6]
     assert grpo(beta=0.1, reference=Reference("sync", 1, 0.6)).reference_shift(1) == 1
-    assert grpo(beta=0.0, reference=Reference("sync", 1, 0.6)).reference_shift(1) == 0  # there is none to move
+    measured = {"beta": 0.0, "kl": kl("loss", "k3", "estimator", report_every=10)}
+    assert grpo(**measured, reference=Reference("sync", 1, 0.6)).reference_shift(1) == 1
 
 
 def test_a_weight_goes_towards_its_target() -> None:
@@ -190,6 +191,14 @@ def test_a_kl_that_is_only_reported(tmp_path: Path) -> None:
     assert [["kl/k3" in row for row in run] for run in runs] == [[False] * 4, [False, True, False, True]]
     assert runs[1][3]["kl/k3"] > 0 and "loss/kl" not in runs[1][3]
     assert [row["loss/total"] for row in runs[0]] == [row["loss/total"] for row in runs[1]]
+
+
+def test_what_is_measured_before_the_first_update_is_of_all_rows(tmp_path: Path) -> None:
+    """Also where that update is on a share of them."""
+    words = {"parts": ("algo.minibatch_count=4",), "whole": ("algo.updates_per_rollout=2",)}
+    parts, whole = (of("train", train(tmp_path / name, *RUN, *more, "steps=1"))[0] for name, more in words.items())
+    assert parts["mismatch/abs_mean"] == whole["mismatch/abs_mean"] > 0
+    assert parts["mismatch/abs_max"] == whole["mismatch/abs_max"]
 
 
 def test_a_weight_adapts_in_a_run_and_is_saved(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -425,7 +425,6 @@ def options(**changes: Any) -> OptimOptions:
 class Recording(Algorithm):
     """Takes 3 passes in 2 parts, notes the rows it was given, and has a loss that is easily differentiated."""
 
-    online: ClassVar[bool] = False
     passes: int = 3
     parts: int = 2
     factor: float = 1.0

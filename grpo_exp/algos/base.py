@@ -8,9 +8,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from grpo_exp import losses
 from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.critic import CriticOptions
+from grpo_exp.kl import KL, Weight
 from grpo_exp.metrics import Metrics
+from grpo_exp.ops import kl_estimate, masked_sum
 from grpo_exp.options import option
 
 
@@ -133,3 +136,109 @@ class Algorithm:
     def formula(self) -> str:
         """The loss as it is computed with these options, so that two runs can be compared by eye."""
         raise NotImplementedError
+
+
+@dataclass
+class PolicyGradient(Algorithm):
+    """What GRPO and PPO share: passes over a rollout, what is left out of the loss, how tokens add up, a KL term's weight."""
+
+    beta: float = option("weight of the KL term (set it at the root: beta=)", low=0)
+    G: int = option("samples a prompt (set it at the root: G=)", low=1)
+    max_length: int = option("length that constant_length divides by, in tokens", low=1)
+    clip_low: float = option("the ratio is clipped below at 1 - clip_low", low=0, high=1)
+    clip_high: float = option("the ratio is clipped above at 1 + clip_high", low=0)
+    aggregation: str = option("how token losses become one number", choices=("sequence_mean", "token_mean", "constant_length"))
+    mask_truncated: bool = option("leave samples that were cut off at max_new_tokens out of the loss")
+    entropy_coef: float = option("weight of the entropy bonus; 0 for none", low=0)
+    updates_per_rollout: int = option("passes over each rollout", low=1)
+    minibatch_count: int = option("optimizer steps in one pass, each on a share of the rows", low=1)
+
+    weighs_replay: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.weight = Weight(self.beta, self.kl_term)
+
+    @property
+    def kl_term(self) -> KL:
+        """Where the KL acts, and how it is measured."""
+        raise NotImplementedError
+
+    # ---- what the loop asks
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.updates_per_rollout * self.minibatch_count
+
+    @property
+    def minibatches(self) -> int:
+        return self.minibatch_count
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.beta > 0 and self.kl_term.place != "none"
+
+    @property
+    def keeps_reference(self) -> bool:
+        return self.needs_reference or self.kl_term.report_every > 0
+
+    def wants_reference(self, step: int) -> bool:
+        return self.needs_reference or (self.kl_term.report_every > 0 and step % self.kl_term.report_every == 0)
+
+    @property
+    def entropy_gradient(self) -> bool:
+        return self.entropy_coef > 0
+
+    def count(self, batch: TokenBatch) -> Tensor:
+        return losses.aggregate_count(batch.loss_mask, self.aggregation)  # type: ignore[arg-type]
+
+    def observe(self, metrics: Metrics) -> None:
+        self.weight.observe(metrics)
+
+    def state(self) -> dict[str, Any]:
+        return self.weight.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.weight.load(state)
+
+    # ---- parts of credit, loss and formula
+
+    def _without_truncated(self, batch: TokenBatch) -> TokenBatch:
+        """Rows that were cut off out of the loss, where that is wanted."""
+        if not self.mask_truncated:
+            return batch
+        assert batch.finished is not None
+        return batch.with_(loss_mask=batch.loss_mask & batch.finished[:, None])
+
+    def _drift(self, batch: TokenBatch) -> Tensor:
+        """KL estimate of each token under the policy before the update, 0 outside the mask: `[N, T]`."""
+        assert batch.old_logp is not None and batch.ref_logp is not None
+        drift = kl_estimate(batch.old_logp, batch.ref_logp, self.kl_term.estimator)  # type: ignore[arg-type]
+        return drift.masked_fill(~batch.mask, 0)
+
+    def _sum(self, x: Tensor, mask: Tensor) -> Tensor:
+        return losses.aggregate_sum(x, mask, self.aggregation, self.max_length)  # type: ignore[arg-type]
+
+    def _bounded(self, policy: losses.Clipped, mask: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """How many tokens the bounds of the ratio held."""
+        tokens = mask.sum()
+        return {
+            "clip/low": (masked_sum(policy.low.float(), mask), tokens),
+            "clip/high": (masked_sum(policy.high.float(), mask), tokens),
+        }
+
+    def _maxima(self, ratio: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """The largest ratio, and the KL's weight where that changes."""
+        beta = {} if self.kl_term.target is None else {"kl/beta": torch.tensor(self.weight.value)}
+        return {"ratio/max": ratio.detach().masked_fill(~mask, 0).max(), **beta}
+
+    def _mean_formula(self) -> str:
+        """The aggregation in words."""
+        return {
+            "sequence_mean": "mean over rows of the mean over tokens",
+            "token_mean": "mean over all tokens",
+            "constant_length": f"sum over tokens / {self.max_length}, mean over rows",
+        }[self.aggregation]
+
+    def _updates_formula(self) -> str:
+        """How often a rollout is learned from; empty for once."""
+        return f"{self.updates_per_rollout} x {self.minibatch_count} updates a rollout" if self.optimizer_steps > 1 else ""

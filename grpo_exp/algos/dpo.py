@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -119,7 +119,7 @@ class DPO(Algorithm):
         return torch.tensor(len(batch) // 2, device=batch.tokens.device)
 
     def observe(self, metrics: Metrics) -> str | None:
-        """A warning, once, where the chosen completions are much longer: the loss sums over tokens and then teaches length."""
+        """A warning, once, where the chosen completions are much longer, so that what is learned may be length."""
         if "length/chosen" not in metrics or self._warned:
             return None
         step = torch.tensor([1.0, metrics["length/chosen"], metrics["length/rejected"]])
@@ -128,10 +128,18 @@ class DPO(Algorithm):
         if pairs < ENOUGH or chosen <= LONGER * rejected:
             return None
         self._warned = True
+        mean = preferences.over_tokens(self.loss_type)  # type: ignore[arg-type]
         return (
-            f"chosen completions have {chosen / pairs:.0f} tokens on average and rejected ones {rejected / pairs:.0f}, over "
-            f"{pairs:.0f} pairs: what is learned may be length. algo.loss_type=ipo_mean or simpo take means over tokens"
+            f"chosen completions are longer: {chosen / pairs:.0f} tokens on average against {rejected / pairs:.0f}, over "
+            f"{pairs:.0f} pairs. Right answers may need it; where length/mean rises and eval/pass@1 does not, length is all "
+            f"that is learned{'' if mean else ', and algo=simpo, which takes means over tokens, is the remedy'}"
         )
+
+    def state(self) -> dict[str, Any]:
+        return {"lengths": self._lengths.tolist(), "warned": self._warned}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._lengths, self._warned = torch.tensor(state["lengths"]), state["warned"]
 
     def formula(self) -> str:
         beta, e = f"{self.beta:g}", self.label_smoothing

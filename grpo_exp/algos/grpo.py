@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from grpo_exp import advantages, losses
-from grpo_exp.algos.base import Algorithm
+from grpo_exp.algos.base import PolicyGradient
 from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.errors import ConfigError
-from grpo_exp.kl import KL, Reference, Weight
-from grpo_exp.metrics import Metrics
-from grpo_exp.ops import kl_estimate, masked_sum, whiten
+from grpo_exp.kl import KL, Reference
+from grpo_exp.ops import whiten
 from grpo_exp.options import option
 
 
 @dataclass
-class GRPO(Algorithm):
+class GRPO(PolicyGradient):
     """GRPO (DeepSeekMath, arXiv 2402.03300, equation 3): the reward's place in its group is the advantage of every token.
 
     The options make the variants of conf/algo: what is taken off a reward and what divides it, whether the ratio is a token's
@@ -31,17 +28,11 @@ class GRPO(Algorithm):
     of the batch, not 0 where lengths differ; and with KL in the reward, where the rewards that count are those after it.
     """
 
-    beta: float = option("weight of the KL term (set it at the root: beta=)", low=0)
-    G: int = option("samples a prompt (set it at the root: G=)", low=1)
-    max_length: int = option("length that constant_length divides by, in tokens", low=1)
     ratio: str = option("pi / pi_old of each token, or one for the row: the geometric mean", choices=("token", "sequence"))
     surrogate: str = option("what bounds the ratio", choices=("clip", "cispo", "cispo_two_sided", "sapo"))
-    clip_low: float = option("the ratio is clipped below at 1 - clip_low", low=0, high=1)
-    clip_high: float = option("the ratio is clipped above at 1 + clip_high", low=0)
     dual_clip: float | None = option("bound of the ratio where the advantage is negative; null for none", above=1)
     tau_pos: float = option("temperature of sapo's gate where the advantage is positive", above=0)
     tau_neg: float = option("temperature of sapo's gate elsewhere", above=0)
-    aggregation: str = option("how token losses become one number", choices=("sequence_mean", "token_mean", "constant_length"))
     baseline: str = option("what is taken off the reward", choices=("group_mean", "leave_one_out", "length_weighted", "none"))
     std: str = option("what the centred reward is divided by", choices=("group", "batch", "none"))
     std_ddof: int = option("degrees of freedom taken off in the standard deviation", low=0, high=1)
@@ -49,16 +40,10 @@ class GRPO(Algorithm):
     whiten: bool = option("advantages get mean 0 and variance 1 over all tokens of the batch")
     kl: KL = option("the KL term")
     reference: Reference = option("what the KL is measured against")
-    entropy_coef: float = option("weight of the entropy bonus; 0 for none", low=0)
     top_entropy: float = option("share of the batch's tokens that have an advantage: those of highest entropy", above=0, high=1)
-    mask_truncated: bool = option("leave samples that were cut off at max_new_tokens out of the loss")
-    updates_per_rollout: int = option("passes over each rollout", low=1)
-    minibatch_count: int = option("optimizer steps in one pass, each on a share of the rows", low=1)
-
-    online: ClassVar[bool] = True
-    weighs_replay: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.G < 2 and (self.baseline != "none" or self.std == "group"):
             raise ConfigError(
                 f"G={self.G}: the advantage is the reward's distance from the mean of its group, which needs two samples "
@@ -74,17 +59,18 @@ class GRPO(Algorithm):
                 f"algo.dual_clip={self.dual_clip:g} belongs to algo.surrogate=clip, and the surrogate is {self.surrogate}. "
                 "Use algo.dual_clip=null"
             )
-        self._weight = Weight(self.beta, self.kl)
+        if self.reference.moves and not self.keeps_reference:
+            raise ConfigError(
+                f"algo.reference.update={self.reference.update}: with beta={self.beta:g}, algo.kl.place={self.kl.place} and "
+                "algo.kl.report_every=0 there is no reference to move. Use algo.reference.update=fixed, or measure the KL to "
+                "it with algo.kl.report_every=10"
+            )
 
     # ---- what the loop asks
 
     @property
-    def optimizer_steps(self) -> int:
-        return self.updates_per_rollout * self.minibatch_count
-
-    @property
-    def minibatches(self) -> int:
-        return self.minibatch_count
+    def kl_term(self) -> KL:
+        return self.kl
 
     @property
     def needs_old_logp(self) -> bool:
@@ -93,51 +79,24 @@ class GRPO(Algorithm):
         return super().needs_old_logp or (self.needs_reference and self.kl.place == "reward")
 
     @property
-    def needs_reference(self) -> bool:
-        return self.beta > 0 and self.kl.place != "none"
-
-    @property
-    def keeps_reference(self) -> bool:
-        return self.needs_reference or self.kl.report_every > 0
-
-    @property
     def moves_reference(self) -> bool:
-        return self.keeps_reference and self.reference.moves
+        return self.reference.moves
 
     @property
     def needs_entropy(self) -> bool:
         return self.top_entropy < 1
 
-    @property
-    def entropy_gradient(self) -> bool:
-        return self.entropy_coef > 0
-
-    def wants_reference(self, step: int) -> bool:
-        return self.needs_reference or (self.kl.report_every > 0 and step % self.kl.report_every == 0)
-
     def reference_shift(self, step: int) -> float:
-        return self.reference.shift(step) if self.moves_reference else 0.0
-
-    def observe(self, metrics: Metrics) -> None:
-        self._weight.observe(metrics)
-
-    def state(self) -> dict[str, Any]:
-        return self._weight.state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        self._weight.load(state)
+        return self.reference.shift(step)
 
     # ---- credit
 
     def credit(self, batch: TokenBatch) -> TokenBatch:
-        reward = batch.reward  # [N]
+        batch, reward = self._without_truncated(batch), batch.reward  # [N]
         assert reward is not None
-        if self.mask_truncated:
-            assert batch.finished is not None
-            batch = batch.with_(loss_mask=batch.loss_mask & batch.finished[:, None])
         to_come: Tensor | float = 0.0
         if self.needs_reference and self.kl.place == "reward":
-            price = self._weight.value * self._drift(batch)  # [N, T]
+            price = self.weight.value * self._drift(batch)  # [N, T]
             if self.kl.credit == "sequence":
                 reward = reward - price.sum(-1)
             else:
@@ -154,12 +113,6 @@ class GRPO(Algorithm):
             advantage = advantage.masked_fill(~advantages.top_share(batch.entropy, batch.loss_mask, self.top_entropy), 0)
         return batch.with_(advantages=advantage)
 
-    def _drift(self, batch: TokenBatch) -> Tensor:
-        """KL estimate of each token under the policy that sampled it, 0 outside the mask: `[N, T]`."""
-        assert batch.old_logp is not None and batch.ref_logp is not None
-        drift = kl_estimate(batch.old_logp, batch.ref_logp, self.kl.estimator)  # type: ignore[arg-type]
-        return drift.masked_fill(~batch.mask, 0)
-
     # ---- loss
 
     def loss(self, now: Outputs, batch: TokenBatch) -> LossSum:
@@ -168,20 +121,14 @@ class GRPO(Algorithm):
         ratio = losses.policy_ratio(now.logp, old, batch.mask, mask, self.ratio)  # type: ignore[arg-type]  # [N, T]
         policy = self._surrogate(now.logp.masked_fill(~mask, 0), ratio, batch)
         total = policy_sum = self._sum(losses.weighted(policy.loss, batch.weights), mask)
-        sums = {"loss/policy": (policy_sum.detach(), count)}
+        sums = {"loss/policy": (policy_sum.detach(), count)} | self._bounded(policy, mask)
         if self.needs_reference and self.kl.place == "loss":
             kl_sum = self._sum(losses.weighted(self._kl(now.logp, old, batch), batch.weights), mask)
-            total = total + self._weight.value * kl_sum
+            total = total + self.weight.value * kl_sum
             sums["loss/kl"] = (kl_sum.detach(), count)
         if self.entropy_coef:
             total = total - self.entropy_coef * self._sum(now.entropy, mask)
-        tokens = mask.sum()
-        sums["clip/low"] = (masked_sum(policy.low.float(), mask), tokens)
-        sums["clip/high"] = (masked_sum(policy.high.float(), mask), tokens)
-        maxima = {"ratio/max": ratio.detach().masked_fill(~mask, 0).max()}
-        if self.kl.target is not None:
-            maxima["kl/beta"] = torch.tensor(self._weight.value)
-        return LossSum(total, sums, maxima)
+        return LossSum(total, sums, self._maxima(ratio, mask))
 
     def idle(self, batch: TokenBatch) -> Tensor:
         """Where neither KL nor entropy is in the loss, a row without an advantage has no gradient."""
@@ -208,28 +155,21 @@ class GRPO(Algorithm):
         ratio = losses.policy_ratio(logp, old, batch.mask, batch.loss_mask, "token") if self.kl.ratio_correction else None
         return losses.kl_penalty(here, ref, self.kl.estimator, self.kl.gradient, ratio)  # type: ignore[arg-type]
 
-    def _sum(self, x: Tensor, mask: Tensor) -> Tensor:
-        return losses.aggregate_sum(x, mask, self.aggregation, self.max_length)  # type: ignore[arg-type]
-
-    def count(self, batch: TokenBatch) -> Tensor:
-        return losses.aggregate_count(batch.loss_mask, self.aggregation)  # type: ignore[arg-type]
-
     # ---- in words
 
     def formula(self) -> str:
-        mean = {
-            "sequence_mean": "mean over rows of the mean over tokens",
-            "token_mean": "mean over all tokens",
-            "constant_length": f"sum over tokens / {self.max_length}, mean over rows",
-        }[self.aggregation]
         terms = self._surrogate_formula() + self._kl_formula()
         terms += f" - {self.entropy_coef:g} entropy" if self.entropy_coef else ""
         rows = ", truncated rows left out" if self.mask_truncated else ""
         ratio = "pi / pi_old" if self.ratio == "token" else "exp(mean over the row's tokens of log pi / pi_old)"
-        updates = f"{self.updates_per_rollout} x {self.minibatch_count} updates a rollout" if self.optimizer_steps > 1 else ""
         moving = self.reference.formula() if self.needs_reference else ""
-        parts = (f"r = {ratio}", f"A = {self._advantage_formula()}{rows}", self._weight.formula(), moving, updates)
-        return f"{mean} of [{terms}];  " + ";  ".join(part for part in parts if part)
+        parts = (
+            f"{self._mean_formula()} of [{terms}]",
+            f"r = {ratio}",
+            f"A = {self._advantage_formula()}{rows}",
+            *(self.weight.formula(), moving, self._updates_formula()),
+        )
+        return ";  ".join(part for part in parts if part)
 
     def _surrogate_formula(self) -> str:
         low, high = f"{1 - self.clip_low:g}", f"{1 + self.clip_high:g}"
@@ -248,7 +188,7 @@ class GRPO(Algorithm):
         gradient = "" if self.kl.gradient == "estimator" else ", gradient of k2"
         ratio = "" if not self.kl.ratio_correction else "r_t " if self.kl.gradient == "estimator" else "sg(r_t) "
         token = " with r_t = pi / pi_old" if ratio and self.ratio == "sequence" else ""
-        return f" + {self._weight.symbol} {ratio}{self.kl.estimator}(pi, ref{gradient}){token}"
+        return f" + {self.weight.symbol} {ratio}{self.kl.estimator}(pi, ref{gradient}){token}"
 
     def _advantage_formula(self) -> str:
         in_reward = self.needs_reference and self.kl.place == "reward"
@@ -260,7 +200,7 @@ class GRPO(Algorithm):
         }
         advantage = f"({reward} - {off[self.baseline]})" if self.baseline in off else reward
         advantage += "" if self.std == "none" else f" / (std_{self.std}[ddof {self.std_ddof}] + {self.std_eps:g})"
-        price = f"{self._weight.symbol} sum over tokens of {self.kl.estimator}(pi, ref)"
+        price = f"{self.weight.symbol} sum over tokens of {self.kl.estimator}(pi, ref)"
         if in_reward and self.kl.credit == "token":
             advantage += f" - {price.replace('tokens', 'tokens from t on')}"
         if self.whiten:

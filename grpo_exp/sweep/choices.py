@@ -47,11 +47,11 @@ def check_sampler(options: Mapping[str, Any]) -> str:
     return name
 
 
-def sampler(options: Mapping[str, Any], number: int) -> optuna.samplers.BaseSampler:
-    """The sampler that suggests trial `number`.
+def sampler(options: Mapping[str, Any], number: int, place: int = 0) -> optuna.samplers.BaseSampler:
+    """The sampler that suggests the value at `place` of trial `number`.
 
-    It is made anew for every trial, its random numbers decided by its seed and the trial's number alone, so that a sweep that
-    was stopped goes on as if it had not been. Quasi-random sequences count by themselves and keep one seed.
+    It is made anew for each, its random numbers decided by its seed, the trial's number and the place alone, so that a sweep
+    that was stopped goes on as if it had not been. Quasi-random sequences count by themselves and keep one seed.
     """
     name, seed = check_sampler(options), options.get("seed")
     if name not in SAMPLERS:
@@ -59,7 +59,7 @@ def sampler(options: Mapping[str, Any], number: int) -> optuna.samplers.BaseSamp
     cls = getattr(optuna.samplers, SAMPLERS[name])
     given = _arguments(cls, options, "sampler")
     if seed is not None and name != "qmc":
-        given["seed"] = int(np.random.SeedSequence((int(seed), number)).generate_state(1)[0])
+        given["seed"] = int(np.random.SeedSequence((int(seed), number, place)).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         made: optuna.samplers.BaseSampler = cls(**given)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from grpo_exp.errors import InputError, RunError
-from grpo_exp.sweep import results
+from grpo_exp.errors import ConfigError, InputError, RunError
+from grpo_exp.sweep import messages, results
 from grpo_exp.sweep.choices import sampler
 from grpo_exp.sweep.options import SearchOptions, SweepOptions
 from grpo_exp.sweep.space import Comparison, Space, identity_of
@@ -30,6 +31,10 @@ Launch = Callable[[Sequence[Sequence[str]], int], list[Exception | None]]
 Say = Callable[[str], None]
 TRANSIENT = ("OSError", "MemoryError", "RuntimeError", "OutOfMemoryError", "CheckpointError")
 """Errors that may be gone at the next attempt; a bad value, a reward that raises or a NaN comes again."""
+UNMEASURED = 1e9
+"""How far a metric that was not measured oversteps its constraint: far, but a number that JSON has."""
+ABOUT = ("by_seed", "tokens", "seconds")
+ROOM = "Make room and give the same command again: what is done is kept, and the trial goes on from its checkpoint"
 
 
 @dataclass
@@ -57,10 +62,20 @@ class Sweep:
         """Claim and run trials until none is left.
 
         Raises:
-            InputError: the first trial cannot run at all.
-            RunError: max_failures is reached.
+            InputError: no trial can run at all.
+            RunError: max_failures is reached, or the disk is full.
             Stopped: on a signal; the trial goes on when the sweep does.
         """
+        try:
+            self._run_all()
+        except OSError as error:
+            if error.errno in results.FULL:
+                raise RunError(f"{error.strerror} in {self.folder}. {ROOM}") from error
+            raise
+
+    def _run_all(self) -> None:
+        with lock(self.folder / ".locks" / "claim", wait=True):
+            self._write_missed()
         while True:
             with contextlib.ExitStack() as held:
                 batch = []
@@ -82,24 +97,30 @@ class Sweep:
             trials = self.study.get_trials(deepcopy=False)
             for trial in own(trials):
                 if trial.state == TrialState.RUNNING and held.enter_context(lock(self._lock(trial.number), wait=False)):
-                    return self._opened(trial, trials)
+                    self._sign(trial.number)
+                    self.study.sampler = sampler(self.search.sampler, trial.number)
+                    opened = Trial(self.study, trial._trial_id)
+                    return opened, self._drawn(opened)
             number = self._next(trials)
             if number is None:
                 return None
             self.study.sampler = sampler(self.search.sampler, number)
             asked = self.study.ask()
             held.enter_context(lock(self._lock(asked.number), wait=True))
-            values = self.space.suggest(asked)
-            self._write(asked.number, values, "running")
-            return asked, values
+            self._sign(asked.number)
+            return asked, self._drawn(asked)
 
-    def _opened(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> tuple[Trial, dict[str, Any]]:
-        """A trial that was left running; values that were not drawn yet are drawn now as they would have been."""
-        self.study.sampler = sampler(self.search.sampler, trial.number)
-        opened = Trial(self.study, trial._trial_id)
-        values = self.space.suggest(opened)
+    def _drawn(self, trial: Trial) -> dict[str, Any]:
+        """The trial's values: drawn before, or now. Each has random numbers of its own, so that a trial that was left between
+        two of them goes on as it would have gone on."""
+
+        def prepare(place: int) -> None:
+            _ = trial.relative_params  # those that the sampler chooses together; chosen once, before the first
+            self.study.sampler = sampler(self.search.sampler, trial.number, place)
+
+        values = self.space.suggest(trial, prepare)
         self._write(trial.number, values, "running")
-        return opened, values
+        return values
 
     def _next(self, trials: list[FrozenTrial]) -> int | None:
         """The number of the trial that comes next; None where there are as many as wanted."""
@@ -109,7 +130,7 @@ class Sweep:
         if waiting:
             return min(waiting)
         if self.grid:
-            done = {identity_of(self.space.active(t.params)) for t in trials}
+            done = {identity_of(self.space.active(t.params)) for t in own(trials)}
             point = next((p for p in self.space.points() if identity_of(p) not in done), None)
             if point is None:
                 return None
@@ -119,42 +140,63 @@ class Sweep:
     def _lock(self, number: int) -> Path:
         return self.folder / ".locks" / str(number)
 
+    def _sign(self, number: int) -> None:
+        """Note in a trial's lock which process has it, below those that had it before."""
+        with contextlib.suppress(OSError), self._lock(number).open("a") as file:  # on a full disk the lock holds without
+            file.write(f"{os.getpid()}\n")
+
     # ---- running
 
     def _run(self, batch: list[tuple[Trial, dict[str, Any]]]) -> None:
         """Run trials to their ends, seed after seed, and tell the study."""
         for trial, values in batch:
-            self.say(self._headline(trial.number, values))
-        waiting = dict.fromkeys(range(len(batch)))
+            self.say(messages.headline(self.study, self.space, self.search, self.grid, trial.number, values))
+        waiting = list(range(len(batch)))
         for seed in self._seeds():
-            jobs = list(waiting)
+            pruned = [i for i in waiting if results.read(self._seed_folder(batch[i][0].number, seed), None).status == "pruned"]
+            jobs = [i for i in waiting if i not in pruned]  # a kill came between the end of the job and the word to the study
             errors = self._launch([self._job(*batch[i], seed) for i in jobs], batch[jobs[0]][0].number) if jobs else []
-            for i, error in zip(jobs, errors, strict=True):
+            for i, error in [*((i, None) for i in pruned), *zip(jobs, errors, strict=True)]:
                 trial, values = batch[i]
-                if isinstance(error, InputError) and not self._any_done():
-                    raise error  # what is wrong for the first trial is wrong for all; it goes on once that is mended
-                ended = results.read(self._seed_folder(trial.number, seed), error)
-                ended = self._again(trial, values, seed, ended)
+                ended = self._ended(trial, values, seed, error)
                 if ended.status != "finished":
-                    del waiting[i]
+                    waiting.remove(i)
                     self._tell(trial, values, ended)
         for i in waiting:
             self._tell(*batch[i], None)
 
-    def _again(self, trial: Trial, values: dict[str, Any], seed: int | None, ended: results.Ended) -> results.Ended:
-        """Run a job again that failed for a reason that may pass."""
-        while ended.status == "failed" and ended.error_type in TRANSIENT and self._attempts(trial) < self.options.retries:
-            trial.set_user_attr(ATTEMPTS, self._attempts(trial) + 1)
-            self.say(f"trial {trial.number} failed ({ended.reason}); attempt {self._attempts(trial) + 1}")
-            (error,) = self._launch([self._job(trial, values, seed)], trial.number)
+    def _ended(self, trial: Trial, values: dict[str, Any], seed: int | None, error: Exception | None) -> results.Ended:
+        """How a job ended, which is run again if it failed for a reason that may pass.
+
+        Raises:
+            InputError: it cannot run, and neither could any other so far; the trial goes on once that is mended.
+            RunError: the disk is full.
+        """
+        while True:
+            if isinstance(error, InputError) and self._hopeless(error):
+                raise error
             ended = results.read(self._seed_folder(trial.number, seed), error)
-        return ended
+            if results.disk_is_full(self.folder, ended):
+                raise RunError(f"trial {trial.number} failed ({ended.reason}): the disk of {self.folder} is full. {ROOM}")
+            passes = ended.status == "stopped" or (ended.status == "failed" and ended.error_type in TRANSIENT)
+            if not passes or self._attempts(trial) >= self.options.retries:
+                return ended
+            trial.set_user_attr(ATTEMPTS, self._attempts(trial) + 1)
+            self.say(f"trial {trial.number} failed: {ended.reason}; attempt {self._attempts(trial) + 1}")
+            (error,) = self._launch([self._job(trial, values, seed)], trial.number)
+
+    def _hopeless(self, error: InputError) -> bool:
+        """Whether what is wrong for this trial is wrong for all: data or model are, and so is what another trial had too.
+
+        A single point of a space may be impossible; others may not.
+        """
+        trials = own(self.study.get_trials(deepcopy=False))
+        if any(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials):
+            return False
+        return not isinstance(error, ConfigError) or any(t.state == TrialState.FAIL for t in trials)
 
     def _seeds(self) -> list[int | None]:
         return [*self.options.seeds] if self.options.seeds else [None]
-
-    def _any_done(self) -> bool:
-        return any(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in own(self.study.get_trials(deepcopy=False)))
 
     def _attempts(self, trial: Trial) -> int:
         return int(trial.user_attrs.get(ATTEMPTS, 0))
@@ -206,26 +248,23 @@ class Sweep:
             if any(map(math.isnan, objective)):
                 missing = [m for m, v in zip(self.metrics, objective, strict=True) if math.isnan(v)]
                 state, objective, reason = TrialState.FAIL, None, f"{', '.join(missing)}: not a number at the end of the run"
-        if reason:
-            trial.set_user_attr(REASON, reason)
-        for key, value in about.items():
+        for key, value in (about | ({REASON: reason} if reason else {})).items():
             trial.set_user_attr(key, value)
         if state == TrialState.COMPLETE:
             self._constrain(trial, finished)
         with lock(self.folder / ".locks" / "claim", wait=True):
-            self.study.tell(trial.number, objective, state=state, skip_if_finished=True)
-        name = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(state, "fail")
-        self._write(trial.number, values, name, reason=reason, objective=objective, **about)
-        self.say(self._verdict(trial.number, name, objective, reason))
+            told = self.study.tell(trial.number, objective, state=state, skip_if_finished=True)
+        self._write_finished(told)
+        self.say(messages.verdict(self.study, told, self.metrics))
 
     def _constrain(self, trial: Trial, finished: list[results.Ended]) -> None:
         """By how much the trial oversteps each constraint; 0 or less keeps to it."""
         for text in self.search.constraints:
             comparison = Comparison.read(text, "hydra.sweeper.constraints")
-            measured = [r.late(comparison.key) for r in finished]
-            value = sum(measured) / len(measured)
+            value = sum(r.late(comparison.key) for r in finished) / len(finished)
             bound = float(comparison.value)  # type: ignore[arg-type]
-            trial.set_constraint(text, value - bound if comparison.op.startswith("<") else bound - value)
+            over = value - bound if comparison.op.startswith("<") else bound - value
+            trial.set_constraint(text, over if math.isfinite(over) else UNMEASURED)
 
     def _write(self, number: int, values: dict[str, Any], state: str, objective: Any = None, **about: Any) -> None:
         """The trial in its folder, for people and for the report."""
@@ -236,21 +275,16 @@ class Sweep:
             self.folder / str(number) / "trial.json", {"number": number, "params": values, "state": state, **value, **about}
         )
 
-    def _headline(self, number: int, values: dict[str, Any]) -> str:
-        total = self.search.n_trials or (sum(1 for _ in self.space.points()) if self.grid else 0)
-        return f"trial {number} ({number + 1} of {total}): {' '.join(self.space.words(values)) or 'nothing varied'}"
+    def _write_finished(self, trial: FrozenTrial) -> None:
+        """A trial that ended, as the study knows it."""
+        about = {key: trial.user_attrs.get(key) for key in (REASON, *ABOUT)}
+        self._write(trial.number, self.space.active(trial.params), messages.STATES[trial.state], trial.values, **about)
 
-    def _verdict(self, number: int, state: str, objective: list[float] | None, reason: str | None) -> str:
-        if objective is None:
-            return f"trial {number}: {state}, {reason}"
-        told = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.metrics, objective, strict=True))
-        return f"trial {number}: {told}{self._best()}"
-
-    def _best(self) -> str:
-        if len(self.metrics) > 1:
-            return ""
-        best = results.best(self.study)
-        return "" if best is None else f"; best so far {best.value:.4g} (trial {best.number})"
+    def _write_missed(self) -> None:
+        """What the study knows and a folder does not: a kill came in between."""
+        for trial in own(self.study.get_trials(deepcopy=False)):
+            if trial.state.is_finished() and not results.is_told(self.folder / str(trial.number)):
+                self._write_finished(trial)
 
     def _check_failures(self) -> None:
         failed = [t for t in own(self.study.get_trials(deepcopy=False)) if t.state == TrialState.FAIL]

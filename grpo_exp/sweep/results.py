@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,11 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from grpo_exp.errors import InputError
 from grpo_exp.sweep.study import feasible, own
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""No space left on the disk, or in one's share of it."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +44,15 @@ class Ended:
         """The objectives at the end of the run; NaN where one was not measured."""
         if len(metrics) == 1:
             return [math.nan if self.objective is None else float(self.objective)]
-        last = [row for row in rows(self.folder) if row["kind"] == "eval"][-1:]
-        return [float(last[0].get(metric, math.nan)) if last else math.nan for metric in metrics]
+        last = [row for row in rows(self.folder) if row.get("kind") == "eval"][-1:]
+        return [_number(last[0].get(metric)) if last else math.nan for metric in metrics]
 
     def late(self, metric: str) -> float:
-        """A metric over the last ten training steps, or in the last evaluation; infinite where it was not measured."""
+        """A metric over the last ten training steps, or in the last evaluation; NaN where it was not measured."""
         every = rows(self.folder)
-        values = [row[metric] for row in every if metric in row and row["kind"] == "train"][-10:]
-        values = values or [row[metric] for row in every if metric in row][-1:]
-        return sum(values) / len(values) if values else math.inf
+        values = [_number(row[metric]) for row in every if metric in row and row.get("kind") == "train"][-10:]
+        values = values or [_number(row[metric]) for row in every if metric in row][-1:]
+        return sum(values) / len(values) if values else math.nan
 
 
 def read(folder: Path, error: Exception | None) -> Ended:
@@ -61,20 +68,34 @@ def read(folder: Path, error: Exception | None) -> Ended:
     status = str(card.get("status"))
     tokens, seconds = int(card.get("tokens") or 0), float(card.get("wall_seconds") or 0)
     if status == "running":
-        return Ended(folder, "failed", None, told or "its process was killed", "RuntimeError", tokens, seconds)
+        kind = type(error).__name__ if isinstance(error, InputError) else "RuntimeError"
+        return Ended(folder, "failed", None, told or "its process was killed", kind, tokens, seconds)
     reason = card.get("reason") or card.get("error") or told
     return Ended(folder, status, card.get("objective"), reason, str(card.get("error_type", "")), tokens, seconds)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """The run's metrics; a torn last line is left out."""
+    """The run's metrics, none where there is no file; a torn line is left out."""
     found = []
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
+    with contextlib.suppress(FileNotFoundError):
+        for line in (folder / "metrics.jsonl").read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                found += [row] if isinstance(row, dict) else []
     return found
+
+
+def _number(value: Any) -> float:
+    """What a row holds; None, as NaN is written there, is NaN again."""
+    return math.nan if value is None else float(value)
+
+
+def disk_is_full(folder: Path, ended: Ended) -> bool:
+    """Whether a job failed because nothing more could be written, which is wrong with no trial."""
+    if ended.status not in ("failed", "missing"):
+        return False
+    told = any(os.strerror(number) in (ended.reason or "") for number in FULL)
+    return told or shutil.disk_usage(folder).free < 2**20
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -83,6 +104,14 @@ def write(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.writing")
     temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
     os.replace(temporary, path)
+
+
+def is_told(folder: Path) -> bool:
+    """Whether a trial's folder says how it ended."""
+    try:
+        return bool(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["state"] != "running")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def best(study: optuna.Study) -> FrozenTrial | None:

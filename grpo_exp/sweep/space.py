@@ -152,11 +152,13 @@ class Space:
             waiting = [k for k in waiting if k not in ready]
         return order
 
-    def suggest(self, trial: Any) -> dict[str, Value]:
-        """A trial's values, as the sampler suggests them one after the other."""
+    def suggest(self, trial: Any, prepare: Callable[[int], None] = lambda place: None) -> dict[str, Value]:
+        """A trial's values, as the sampler suggests them one after the other; `prepare` is told the place of each new one."""
         values: dict[str, Value] = {}
-        for key in self._ordered():
+        for place, key in enumerate(self._ordered()):
             if self.wanted(key, values):
+                if key not in trial.params:
+                    prepare(place)
                 values[key] = _suggest(trial, key, self.distributions[key])
         return values
 

@@ -25,10 +25,7 @@ PLAN, ATTEMPTS, REASON, IMPORTED = "plan", "attempts", "reason", "imported"
 
 @contextlib.contextmanager
 def lock(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold a lock file; it is free again when its process ends, however that happens. Yields whether it was had.
-
-    The file holds the number of the process that had it last.
-    """
+    """Hold a lock file; it is free again when its process ends, however that happens. Yields whether it was had."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -36,10 +33,6 @@ def lock(path: Path, wait: bool) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without its note
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
         yield True
 
 

@@ -52,7 +52,7 @@ def sweep(config: DictConfig, context: HydraContext, launcher: Any, arguments: S
             workers.run(mine, options.workers)
         else:
             mine.run()
-    return _end(mine)
+    return _end(mine) if alone else None  # who helped leaves the last word to whom it helped
 
 
 def read_options(config: DictConfig, arguments: Sequence[str]) -> tuple[SweepOptions, SearchOptions, Space]:
@@ -217,8 +217,8 @@ def _error(job: JobReturn) -> Exception | None:
 
 
 def _say(text: str) -> None:
-    """A line of the sweep's own; where the stream is closed (`| head`) it is lost, and the sweep goes on."""
-    with contextlib.suppress(BrokenPipeError):
+    """A line of the sweep's own; where the stream is closed (`| head`) or on a full disk it is lost, and the sweep goes on."""
+    with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
@@ -234,6 +234,7 @@ def _end(mine: Sweep) -> float | None:
         "complete": states.count(TrialState.COMPLETE),
         "pruned": states.count(TrialState.PRUNED),
         "failed": states.count(TrialState.FAIL),
+        "still running in another process": states.count(TrialState.RUNNING),
     }
     _say(f"\n{len(trials)} trials: {', '.join(f'{n} {name}' for name, n in counts.items() if n)}")
     value = None

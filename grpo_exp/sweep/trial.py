@@ -78,9 +78,14 @@ class Reporter:
         if self.by_seed:
             if step < self.steps:
                 return
-            self.trial.report(objective, self.place)
+            told, value = self.place, objective
         else:
-            self.trial.report(aggregate([*self.done, objective], self.how), self.place * self.steps + step)
+            told, value = self.place * self.steps + step, aggregate([*self.done, objective], self.how)
+        known = self.trial.storage.get_trial(self.trial._trial_id).intermediate_values
+        if math.isnan(value) or told < max(known, default=0):  # a run that goes on from its checkpoint was judged there before
+            return
+        if told not in known:
+            self.trial.report(value, told)
         last = self.place + 1 == len(self.seeds) and step >= self.steps
         if not last and self.trial.should_prune():
             where = f"step {step}" + (f" of seed {self.seeds[self.place]}" if len(self.seeds) > 1 else "")
@@ -88,4 +93,6 @@ class Reporter:
 
 
 def _objective(folder: Path) -> float:
-    return float(json.loads((folder / "run.json").read_text(encoding="utf-8"))["objective"])
+    """What an earlier seed came to; NaN where that was no number."""
+    objective = json.loads((folder / "run.json").read_text(encoding="utf-8"))["objective"]
+    return math.nan if objective is None else float(objective)

@@ -7,69 +7,201 @@ trial marked, and another process takes its place.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from optuna.trial import TrialState
 
 from grpo_exp.errors import InputError, RunError, Stopped
+from grpo_exp.sweep import messages
 from grpo_exp.sweep.loop import Sweep
 from grpo_exp.sweep.study import ATTEMPTS, REASON, lock, own
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 120.0
+"""Seconds that stopped processes have for their checkpoints."""
 
-def run(mine: Sweep, count: int) -> None:
+
+def run(mine: Sweep, count: int, command: Sequence[str] | None = None) -> None:
     """Keep `count` processes at work until no trial is left.
 
+    Args:
+        command: starts one of them; None for this process's own command line, joined to this sweep.
+
     Raises:
-        RunError: too many trials failed.
+        InputError: what is asked for cannot be run.
+        RunError: too many trials failed, or a process ended as none should.
         Stopped: on a signal, which is passed on to all.
     """
-    caught: list[int] = []
-    before = {s: signal.signal(s, lambda number, _: caught.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    pool = {slot: _start(mine.folder, slot, count) for slot in range(count)}
-    told: set[int] = {t.number for t in own(mine.study.get_trials(deepcopy=False)) if t.state.is_finished()}
-    try:
-        while pool:
-            time.sleep(0.2)
-            _tell_news(mine, told)
-            if caught:
-                raise Stopped(caught[0], "the sweep is stopped; the same command goes on with it")
-            for slot, process in list(pool.items()):
-                if process.poll() is not None:
-                    del pool[slot]
-                    if _lost(mine, process):
-                        pool[slot] = _start(mine.folder, slot, count)
-            mine._check_failures()
-    finally:
-        _stop(list(pool.values()), caught[0] if caught else signal.SIGTERM)
+    Workers(mine, count, list(command or _again(mine.folder))).run()
+
+
+def _again(folder: Path) -> list[str]:
+    """This process's command line, to work alongside it."""
+    where = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return [sys.executable, "-m", "grpo_exp", *sys.argv[1:], "sweep.workers=1", "sweep.join=true", f"hydra.sweep.dir='{where}'"]
+
+
+@dataclass
+class Workers:
+    """The processes, by slot; a slot has its cores, its GPU and its log."""
+
+    mine: Sweep
+    count: int
+    command: list[str]
+    pool: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    idle_deaths: int = 0
+
+    def run(self) -> None:
+        """As the function above."""
+        caught: list[int] = []
+        before = {s: signal.getsignal(s) for s in SIGNALS}
         for number, handler in before.items():
-            signal.signal(number, handler)
-        _tell_news(mine, told)
+            if handler != signal.SIG_IGN:  # nohup
+                signal.signal(number, lambda number, _: caught.append(number))
+        news = _News(self.mine)
+        self.mine.say(f"{self.count} trials at a time; what they print is in {self._log(0).parent}/worker-*.log")
+        try:
+            for slot in range(self.count):
+                self._start(slot)
+            while self.pool:
+                time.sleep(0.2)
+                if caught:
+                    raise Stopped(caught[0], "the sweep is stopped; the same command goes on with it")
+                news.tell()
+                self._look()
+        finally:
+            self._stop(caught)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            news.tell()
+
+    def _start(self, slot: int) -> None:
+        """One more process, on its share of the cores."""
+        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | _device(slot)
+        with self._log(slot).open("ab") as log:
+            self.pool[slot] = process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C in the terminal reaches the sweep, which passes it on once
+                preexec_fn=_ends_with_parent(),
+            )
+        cores = sorted(os.sched_getaffinity(0))
+        share = cores[slot % len(cores) :: self.count] if len(cores) > self.count else [cores[slot % len(cores)]]
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(process.pid, share)
+
+    def _look(self) -> None:
+        """Replace the processes that were killed.
+
+        Raises:
+            InputError, RunError: one ended by itself, with an error that is the sweep's.
+        """
+        for slot, process in list(self.pool.items()):
+            if (code := process.poll()) is None:
+                continue
+            del self.pool[slot]
+            number = -code if code < 0 else code - 128 if code - 128 in SIGNALS else 0
+            if number:
+                self._mark(process.pid, signal.Signals(number).name)
+                self._start(slot)
+            elif code == InputError.exit_code:
+                raise InputError(self._last_words(slot))
+            elif code:
+                self.mine._check_failures()
+                raise RunError(f"a worker ended with exit code {code}: {self._last_words(slot)}")
+        self.mine._check_failures()
+
+    def _mark(self, pid: int, name: str) -> None:
+        """The trial that a killed process held is free again; the next claim goes on with it, unless it took down too many.
+
+        Raises:
+            RunError: processes are killed again and again before they hold any.
+        """
+        mine = self.mine
+        with lock(mine.folder / ".locks" / "claim", wait=True):
+            trials = [t for t in own(mine.study.get_trials(deepcopy=False)) if t.state == TrialState.RUNNING]
+            held = [t for t in trials if str(pid) in mine._lock(t.number).read_text().split()]
+            for trial in held:
+                attempts = int(trial.user_attrs.get(ATTEMPTS, 0)) + 1
+                mine.study._storage.set_trial_user_attr(trial._trial_id, ATTEMPTS, attempts)
+                mine.say(f"trial {trial.number}: its process was ended by {name}")
+                with lock(mine._lock(trial.number), wait=False) as free:
+                    if not free or attempts <= mine.options.retries:  # another process is already at it
+                        continue
+                    reason = f"its process was ended by {name}, {attempts} time{'s' if attempts > 1 else ''}"
+                    mine.study._storage.set_trial_user_attr(trial._trial_id, REASON, reason)
+                    mine._write_finished(mine.study.tell(trial.number, state=TrialState.FAIL))
+        self.idle_deaths = 0 if held else self.idle_deaths + 1
+        if self.idle_deaths > 2 * self.count + 2:
+            raise RunError(
+                f"processes of the sweep are ended by {name} before they run a trial; is there memory for sweep.workers?"
+            )
+
+    def _log(self, slot: int) -> Path:
+        return self.mine.folder / f"worker-{slot}.log"
+
+    def _last_words(self, slot: int) -> str:
+        """The message that a process ended with; without one, the end of its log."""
+        text = self._log(slot).read_text(encoding="utf-8", errors="replace").rstrip()
+        _, found, message = text.rpartition("\ngrpo_exp: ") if "\n" in text else text.rpartition("grpo_exp: ")
+        return message if found else "\n".join(text.splitlines()[-5:])
+
+    def _stop(self, caught: list[int]) -> None:
+        """Ask all to stop, and wait for the checkpoints they write; a second signal is passed on too, and ends them at once."""
+        passed, until = 0, time.monotonic() + PATIENCE
+        for process in self.pool.values():
+            process.send_signal(signal.SIGINT if caught[:1] == [signal.SIGINT] else signal.SIGTERM)
+        while any(process.poll() is None for process in self.pool.values()):
+            if len(caught) > 1 + passed or time.monotonic() > until:
+                passed += 1
+                for process in self.pool.values():
+                    process.send_signal(signal.SIGTERM if passed == 1 and len(caught) > 1 else signal.SIGKILL)
+            time.sleep(0.05)
 
 
-def _start(folder: Path, slot: int, count: int) -> subprocess.Popen[bytes]:
-    """The same command as one more process in this folder, on its share of the cores."""
-    words = [*sys.argv[1:], "sweep.workers=1", "sweep.join=true", f"hydra.sweep.dir='{folder}'"]
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | _device(slot)
-    with _log(folder, slot) as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_exp", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C in the terminal reaches the sweep, which passes it on once
-        )
-    cores = sorted(os.sched_getaffinity(0))
-    share = cores[slot % len(cores) :: count] if len(cores) > count else [cores[slot % len(cores)]]
-    with contextlib.suppress(ProcessLookupError):
-        os.sched_setaffinity(process.pid, share)
-    return process
+class _News:
+    """A line for each trial that began or ended since."""
+
+    def __init__(self, mine: Sweep) -> None:
+        self.mine = mine
+        self.known = {t.number: t.state for t in own(mine.study.get_trials(deepcopy=False)) if t.state.is_finished()}
+
+    def tell(self) -> None:
+        mine = self.mine
+        for trial in own(mine.study.get_trials(deepcopy=False)):
+            if self.known.get(trial.number) == trial.state or not (mine.folder / str(trial.number) / "trial.json").exists():
+                continue
+            if trial.number not in self.known:
+                values = mine.space.active(trial.params)
+                mine.say(messages.headline(mine.study, mine.space, mine.search, mine.grid, trial.number, values))
+            if trial.state.is_finished():
+                mine.say(messages.verdict(mine.study, trial, mine.metrics))
+            self.known[trial.number] = trial.state
+
+
+def _ends_with_parent() -> Callable[[], None]:
+    """What a new process does first: it asks for SIGTERM when this one dies, of whatever. Linux alone has that."""
+    if sys.platform != "linux":
+        return lambda: None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
 
 
 def _device(slot: int) -> dict[str, str]:
@@ -81,65 +213,3 @@ def _device(slot: int) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
-
-
-def _log(folder: Path, slot: int) -> IO[bytes]:
-    return (folder / f"worker-{slot}.log").open("ab")
-
-
-def _lost(mine: Sweep, process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process ended that should not have: killed, or with an error that is not the sweep's end.
-
-    The trial it held is free again; the next claim goes on with it, unless it has taken down too many processes.
-    """
-    code = process.returncode
-    if code == 0:
-        return False
-    if code == InputError.exit_code:
-        raise InputError(_tail(mine.folder).removeprefix("grpo_exp: "))
-    if code > 0:
-        raise RunError(f"a worker ended with exit code {code}; the end of its log:\n{_tail(mine.folder)}")
-    with lock(mine.folder / ".locks" / "claim", wait=True):
-        for trial in own(mine.study.get_trials(deepcopy=False)):
-            if trial.state != TrialState.RUNNING:
-                continue
-            with lock(mine._lock(trial.number), wait=False) as free:
-                if not free:
-                    continue
-                attempts = int(trial.user_attrs.get(ATTEMPTS, 0)) + 1
-                mine.study._storage.set_trial_user_attr(trial._trial_id, ATTEMPTS, attempts)
-                if attempts > mine.options.retries:
-                    reason = f"its process was ended by signal {-code} ({signal.Signals(-code).name})"
-                    mine.study._storage.set_trial_user_attr(trial._trial_id, REASON, reason)
-                    mine.study.tell(trial.number, state=TrialState.FAIL)
-                    mine._write(trial.number, mine.space.active(trial.params), "fail", reason=reason)
-    return True
-
-
-def _tail(folder: Path) -> str:
-    newest = max(folder.glob("worker-*.log"), key=lambda p: p.stat().st_mtime)
-    return "\n".join(newest.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
-
-
-def _tell_news(mine: Sweep, told: set[int]) -> None:
-    """A line for each trial that ended since."""
-    for trial in own(mine.study.get_trials(deepcopy=False)):
-        if trial.state.is_finished() and trial.number not in told:
-            told.add(trial.number)
-            words = " ".join(mine.space.words(mine.space.active(trial.params)))
-            name = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(trial.state, "fail")
-            values = trial.values if trial.state == TrialState.COMPLETE else None
-            mine.say(f"{words}: {mine._verdict(trial.number, name, values, trial.user_attrs.get(REASON))}")
-
-
-def _stop(processes: list[subprocess.Popen[bytes]], number: int) -> None:
-    """Ask all to stop, and wait for the checkpoints they write."""
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-    for process in processes:
-        try:
-            process.wait(timeout=120)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

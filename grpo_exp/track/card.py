@@ -100,7 +100,7 @@ def _batch(batch: Mapping[str, Any]) -> str:
     else:
         return ""
     if (updates := batch.get("updates_per_rollout") or 1) > 1:
-        text += f", {number(updates)} updates of {number(batch.get('update_rows'))} rows each"
+        text += f", {number(updates)} updates of {number(batch.get('rows_per_update'))} rows each"
     if batch.get("tokens_max"):
         text += f", at most {number(batch['tokens_max'])} tokens a step"
     return text

@@ -1,12 +1,15 @@
 """Sweeps whose jobs take no time: a launcher that writes what a run would leave behind, and reports as a run would.
 
-Run as a program it is a sweep of its own process, to be killed: `python fake_jobs.py FOLDER N_TRIALS SECONDS`.
+Run as a program it is a sweep of its own process, to be killed: `python fake_jobs.py FOLDER N_TRIALS SECONDS [TROUBLE]`.
+TROUBLE is `die=NUMBER`, whose trial kills its process, `input`, where every job raises an InputError, `crash`, or `workers=N`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +18,8 @@ from typing import Any
 
 import optuna
 
-from grpo_exp.errors import Pruned
-from grpo_exp.sweep import choices, results
+from grpo_exp.errors import DataError, GrpoError, Pruned
+from grpo_exp.sweep import choices, results, workers
 from grpo_exp.sweep.loop import Sweep
 from grpo_exp.sweep.options import SearchOptions, SweepOptions
 from grpo_exp.sweep.space import Space
@@ -131,6 +134,40 @@ def table(folder: Path) -> list[tuple[Any, ...]]:
     return [(t.number, dict(t.params), t.state.name, t.value) for t in study.get_trials(deepcopy=False)]
 
 
+class Troubled(Jobs):
+    """Jobs as TROUBLE wants them."""
+
+    def __init__(self, folder: Path, seconds: float, trouble: str) -> None:
+        super().__init__(folder, seconds=seconds)
+        self.trouble = trouble
+
+    def one(self, words: list[str]) -> Exception | None:
+        if self.trouble == "input":
+            return DataError("data.file=x.jsonl: no such file")
+        if self.trouble == "crash":
+            raise KeyboardInterrupt("as an error of the program, it passes every handler")
+        if f"hydra.sweeper.trial={self.trouble.removeprefix('die=')}" in words:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().one(words)
+
+
+def main(where: Path, trials: int, pause: float, trouble: str = "") -> int:
+    """As grpo_exp.__main__ does with errors."""
+    made = sweep(where, jobs=Troubled(where, pause, trouble), n_trials=trials, how=options(seeds=[0, 1]), say=_say)
+    try:
+        if trouble.startswith("workers="):
+            workers.run(made, int(trouble.partition("=")[2]), [sys.executable, __file__, *sys.argv[1:4]])
+        else:
+            made.run()
+    except GrpoError as error:
+        sys.stderr.write(f"grpo_exp: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
 if __name__ == "__main__":
-    where, trials, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    sweep(where, jobs=Jobs(where, seconds=pause), n_trials=trials, how=options(seeds=[0, 1])).run()
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]))

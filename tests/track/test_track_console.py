@@ -37,7 +37,7 @@ CARD: dict[str, Any] = {
         "name": "math",
         "parts": {"math": {"weight": 1.0, "role": "outcome"}, "format": {"weight": 0.2, "role": "shaping"}},
     },
-    "batch": {"prompts_per_step": 16, "G": 8, "rows": 128, "updates_per_rollout": 2, "update_rows": 64, "tokens_max": 4096},
+    "batch": {"prompts_per_step": 16, "G": 8, "rows": 128, "updates_per_rollout": 2, "rows_per_update": 64, "tokens_max": 4096},
     "steps": 240,
     "beta": 0.04,
     "hardware": {"device": "cpu", "dtype": "float32", "threads": 2, "cpu": "a cpu", "memory_gib": 7.75},

@@ -1,0 +1,202 @@
+"""A run that goes on from a checkpoint is, bit for bit, the run that was not interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import call
+
+from grpo_exp.checkpoint import load
+from grpo_exp.command_line import options
+
+Row = dict[str, Any]
+BASE = [
+    *("model=tiny_random", "track=quiet", "hardware.threads=1", "prompts_per_step=3", "G=4", "max_new_tokens=8"),
+    *(
+        "data.train=12",
+        "data.heldout=6",
+        "eval.samples=2",
+        "eval.every=2",
+        "lr=1e-3",
+        "checkpoint.every=1",
+        "checkpoint.keep_last=9",
+    ),
+    *("checkpoint.export=false", "reward=custom", "reward.path=mine.py:score"),
+]
+PAIRS = ["data=preferences", "data.path=pairs.jsonl", "data.split=4", "data.answer=null", "objective.metric=eval/pair_accuracy"]
+NEEDS = {
+    "sft": ["data=arithmetic_worked"],
+    "dpo_offline": PAIRS,
+    "reward_model": PAIRS,
+}
+"""What an algorithm cannot be without."""
+REWARD = """
+def score(completions):
+    return [sum(c.isdigit() for c in text) / 8 + len(set(text)) / 80 for text in completions]
+"""
+MORE = {
+    "several updates": ["algo.updates_per_rollout=2", "algo.minibatch_count=2"],
+    "replay and dynamic sampling": ["experience.replay.groups=2", "experience.dynamic_sampling=true"],
+    "curriculum": ["experience.skip_visits=1", "reward.path=mine.py:coarse", "prompts_per_step=2"],
+    "a moving reference": ["algo.reference.update=ema", "algo.reference.every=1", "algo.reference.alpha=0.3"],
+    "an adaptive beta": ["algo.kl.target=0.001", "algo.kl.horizon=2"],
+    "an adapter with dropout": ["model.adapter=lora", "model.lora_dropout=0.2"],
+    "a schedule": ["optim.schedule=cosine", "optim.warmup_steps=2"],
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    coarse = "\ndef coarse(completions):\n    return [float(len(set(text)) > 6) for text in completions]\n"
+    Path("mine.py").write_text(REWARD + coarse)
+    pairs = [{"prompt": f"{i}+{i}=?", "chosen": str(2 * i), "rejected": str(2 * i + 1)} for i in range(14)]
+    Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+
+
+def rows(folder: Path, name: str = "metrics.jsonl") -> list[Row]:
+    """The rows of a file, without what takes time."""
+    timed = ("time/", "throughput/", "memory/")
+    found = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith(timed)} for row in found]
+
+
+def card(folder: Path) -> Row:
+    return json.loads((folder / "run.json").read_text())  # type: ignore[no-any-return]
+
+
+def cut(folder: Path, step: int) -> None:
+    """Make a finished run look as a kill -9 left it a little after the checkpoint of `step`: the rows are ahead of it."""
+    for later in sorted((folder / "checkpoints").glob("step-*")):
+        if int(later.name.removeprefix("step-")) > step:
+            shutil.rmtree(later)
+    (folder / "run.json").write_text(json.dumps(card(folder) | {"status": "running"}))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "kind": "tra')
+
+
+def the_same_after(capsys: pytest.CaptureFixture[str], words: list[str], steps: int, at: int) -> None:
+    """Runs, cuts at a step, runs again, and compares everything."""
+    for name in ("whole", "cut"):
+        answer = call(capsys, *words, f"steps={steps}", f"hydra.run.dir={name}")
+        assert answer.code == 0, answer.err
+    cut(Path("cut"), at)
+    answer = call(capsys, *words, f"steps={steps}", "hydra.run.dir=cut")
+    assert (answer.code, answer.err) == (0, ""), answer
+    assert card(Path("cut"))["resumed_from"] == at and card(Path("cut"))["status"] == "finished"
+    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
+        assert rows(Path("cut"), name) == rows(Path("whole"), name), name
+    one, other = (load(Path(name, "checkpoints", f"step-{steps:06d}")) for name in ("whole", "cut"))
+    assert one.weights.keys() == other.weights.keys()
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    assert {k: v for k, v in one.progress.items() if k != "seconds"} == {
+        k: v for k, v in other.progress.items() if k != "seconds"
+    }
+    for name in ("objective", "tokens", "before", "after", "difference"):
+        assert card(Path("cut")).get(name) == card(Path("whole")).get(name), name
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_every_algorithm_goes_on(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*BASE, f"algo={algo}", *NEEDS.get(algo, [])]
+    if algo in NEEDS:
+        words = [w for w in words if not w.startswith(("data.train", "data.heldout"))] if "data=preferences" in words else words
+    the_same_after(capsys, words, steps=4, at=2)
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_everything_that_moves_goes_on(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    the_same_after(capsys, [*BASE, *MORE[what]], steps=5, at=3)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_from_any_step(at: int, capsys: pytest.CaptureFixture[str]) -> None:
+    the_same_after(capsys, BASE, steps=4, at=at)
+
+
+def test_more_steps_are_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, *BASE, "steps=4", "hydra.run.dir=whole").code == 0
+    assert call(capsys, *BASE, "steps=2", "hydra.run.dir=short").code == 0
+    answer = call(capsys, *BASE, "steps=4", "hydra.run.dir=short")
+    assert (answer.code, answer.err) == (0, "")
+    train = [[row for row in rows(Path(name)) if row["kind"] == "train"] for name in ("short", "whole")]
+    assert train[0] == train[1] and card(Path("short"))["steps"] == 4
+
+
+def test_the_verb_takes_a_run_by_its_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another folder, with no word of what it was: `resume RUN`, or `resume=RUN`."""
+    for name in ("whole", "cut", "again"):
+        assert call(capsys, *BASE, "steps=4", f"hydra.run.dir={name}").code == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name, words in (("cut", ["resume", "../cut"]), ("again", ["resume=../again", "track.console=plain"])):
+        cut(Path("..", name), 2)
+        answer = call(capsys, *words)
+        assert (answer.code, answer.err) == (0, "")
+        assert rows(Path("..", name)) == rows(Path("../whole"))
+    assert not list(Path().iterdir())
+    assert "nothing to do" in call(capsys, "resume", "../cut").out
+    assert call(capsys, "resume", "../cut", "steps=5").code == 0
+    assert rows(Path("../cut"))[-1]["step"] == 5
+
+
+def test_a_damaged_checkpoint_is_passed_over_loudly(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("whole", "cut"):
+        assert call(capsys, *BASE, "steps=4", f"hydra.run.dir={name}").code == 0
+    cut(Path("cut"), 3)
+    weights = Path("cut/checkpoints/step-000003/weights.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-8])
+    answer = call(capsys, *BASE, "steps=4", "hydra.run.dir=cut")
+    assert answer.code == 0 and "step-000003" in answer.out and "damaged" in answer.out and "the one before" in answer.out
+    assert card(Path("cut"))["resumed_from"] == 2
+    assert rows(Path("cut")) == rows(Path("whole"))
+
+
+def test_without_a_checkpoint_it_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, *BASE, "steps=3", "hydra.run.dir=run").code == 0
+    before = rows(Path("run"))
+    cut(Path("run"), 0)
+    answer = call(capsys, *BASE, "steps=3", "hydra.run.dir=run")
+    assert (answer.code, answer.err) == (0, "") and "resumed_from" not in card(Path("run"))
+    assert rows(Path("run")) == before
+
+
+def test_another_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, *BASE, "steps=2", "hydra.run.dir=run").code == 0
+    cut(Path("run"), 1)
+    answer = call(capsys, *BASE, "steps=2", "hydra.run.dir=run", "beta=0.5", "seed=3")
+    assert answer.code == 2 and "beta" in answer.err and "seed" in answer.err
+
+
+def test_another_machine_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, *BASE, "steps=3", "hydra.run.dir=run").code == 0
+    cut(Path("run"), 2)
+    changed = card(Path("run"))
+    changed["hardware"]["threads"] = 7
+    Path("run/run.json").write_text(json.dumps(changed))
+    answer = call(capsys, *BASE, "steps=3", "hydra.run.dir=run")
+    assert answer.code == 0 and "not bit for bit" in answer.out and "threads was 7 and is 1" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["resume"], "usage:"),
+        (["resume", "nowhere"], "nowhere"),
+        (["resume=nowhere"], "nowhere"),
+        (["resume", "run", "beta=1"], "beta=1: resume takes"),
+        (["resume", "run", "stps=9"], "stps"),
+        (["resume", "run@1"], "run@1"),
+    ],
+)
+def test_errors(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, *BASE, "steps=1", "hydra.run.dir=run").code == 0
+    answer = call(capsys, *words)
+    assert (answer.code, answer.out) == (2, "") and said in answer.err and answer.err.count("\n") == 1
