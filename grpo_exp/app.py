@@ -24,7 +24,7 @@ class _Ended(BaseException):
     """Carries an error past Hydra, which would print it in its own way, or go on with the next job of a sweep."""
 
     def __init__(self, error: GrpoError) -> None:
-        super().__init__(str(error))
+        super().__init__(error)
         self.error = error
 
 
@@ -106,8 +106,10 @@ def sweep_jobs(request: Request) -> list[Request]:
         return [request.with_words(fixed + [word for word in task if not parse(word).is_sweep_override()])]
     from grpo_exp.sweep.sweeper import read_options
 
-    _, _, space = read_options(composed, task)
-    return [request.with_words([*fixed, *space.fixed, *space.words(point)]) for point in space.corners()]
+    _, search, space = read_options(composed, task)
+    jobs = [[*fixed, *space.fixed, *space.words(point)] for point in space.corners()]
+    jobs += [[*jobs[0], f"objective.metric={metric}"] for metric in search.metrics or []]
+    return [request.with_words(words) for words in jobs]
 
 
 class _Jobs:

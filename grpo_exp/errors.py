@@ -70,6 +70,10 @@ class Pruned(GrpoError):
         super().__init__(message)
         self.objective = objective
 
+    def __reduce__(self) -> tuple[type[Pruned], tuple[float, str]]:
+        """How it is made anew in another process: launchers hand errors over."""
+        return type(self), (self.objective, str(self))
+
 
 class Stopped(GrpoError):
     """A signal asked the run to stop; raised after the checkpoint was written."""
@@ -77,6 +81,10 @@ class Stopped(GrpoError):
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
+
+    def __reduce__(self) -> tuple[type[Stopped], tuple[int, str]]:
+        """As above."""
+        return type(self), (self.exit_code - 128, str(self))
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -241,15 +241,19 @@ def test_kl_in_the_reward_holds_the_policy_near_its_reference(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("words", [("beta=0",), ("algo.kl.place=none",)])
+@pytest.mark.parametrize("every", [0, 10])
 def test_without_a_kl_term_there_is_no_reference(
-    tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, words: tuple[str, ...], every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: Policy) -> Any:
+    """No pass of it but in the steps that report the KL, and none is kept where no step does."""
+
+    def refused(self: Policy, moves: bool = False) -> Any:
         raise AssertionError("the reference was asked for")
 
     monkeypatch.setattr(Policy, "reference", refused)
-    monkeypatch.setattr(Policy, "freeze_reference", refused)
-    found = of("train", train(tmp_path / "run", *words))
+    if not every:
+        monkeypatch.setattr(Policy, "freeze_reference", refused)
+    found = of("train", train(tmp_path / "run", *words, f"algo.kl.report_every={every}"))
     assert not [name for row in found for name in row if name.startswith("kl/") or name == "loss/kl"]
     assert found[0]["grad/norm"] > 0
 

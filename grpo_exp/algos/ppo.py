@@ -34,7 +34,8 @@ class PPO(PolicyGradient):
     Each token costs beta times its estimate of the KL to the reference, the reward comes with the last one. A critic and GAE
     (arXiv 1506.02438) make advantages of that, so that one sample a prompt is enough.
 
-    Left out: the pretraining loss that arXiv 2203.02155 mixes in, a bound on rewards and early stopping of the passes at a KL.
+    Left out: the pretraining loss that arXiv 2203.02155 mixes in, a bound on rewards, early stopping of the passes at a KL, and
+    importance weights within GAE and in the critic's loss for replayed rows, whose policy term alone has them.
     Where all rewards are equal and beta is 0, the critic's errors are all there is to learn from; whitening makes them large.
     """
 

@@ -36,7 +36,7 @@ class SearchOptions:
     direction: Any = option("maximize or minimize; null takes objective.direction; a list for several metrics")
     metrics: list[str] | None = option("several objectives; null takes objective.metric")
     constraints: list[str] = option("metrics that a trial must keep to, such as 'kl/median <= 0.5'")
-    conditions: dict[str, str] = option("keys that are searched under a condition only")
+    conditions: dict[str, str] | None = option("keys that are searched under a condition only; null for none")
     from_sweep: str | None = option("folder of an earlier sweep whose trials the sampler knows from the start")
     storage: str | None = option("where the study is kept; null for study.journal in the sweep's folder")
     study_name: str | None = option("the study's name; null for the folder's")

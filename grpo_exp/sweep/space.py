@@ -72,7 +72,7 @@ class Space:
     fixed: list[str]
 
     @classmethod
-    def read(cls, words: Sequence[str], params: Mapping[str, Any], conditions: Mapping[str, str]) -> Space:
+    def read(cls, words: Sequence[str], params: Mapping[str, Any], conditions: Mapping[str, str] | None) -> Space:
         """Read overrides: those of the command line, and those of a sweep file's params, which the former replace.
 
         `choice(a,b)` and `a,b` are categories; `interval(a,b)` is continuous, `int(interval(a,b))` of whole numbers, and
@@ -81,6 +81,7 @@ class Space:
         Raises:
             ConfigError: one cannot be read or cannot be searched.
         """
+        conditions = conditions or {}
         parsed = {(o := parse(f"{key}={_text(value)}")).get_key_element(): o for key, value in params.items()}
         parsed |= {(o := parse(word)).get_key_element(): o for word in words}
         distributions: dict[str, BaseDistribution] = {}

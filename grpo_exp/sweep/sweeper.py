@@ -236,7 +236,8 @@ def _end(mine: Sweep) -> float | None:
         "failed": states.count(TrialState.FAIL),
         "still running in another process": states.count(TrialState.RUNNING),
     }
-    _say(f"\n{len(trials)} trials: {', '.join(f'{n} {name}' for name, n in counts.items() if n)}")
+    told = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+    _say(f"\n{len(trials)} trial{'s' * (len(trials) != 1)}: {told or 'none'}")
     value = None
     if len(mine.metrics) == 1 and (best := results.best(mine.study)) is not None:
         value = best.value
@@ -246,5 +247,8 @@ def _end(mine: Sweep) -> float | None:
     _say(f"compare them: python -m grpo_exp report {os.path.relpath(mine.folder)}")
     failed = [str(t.number) for t in trials if t.state == TrialState.FAIL]
     if failed and (mine.grid or len(failed) == len(trials)):
-        raise RunError(f"{len(failed)} of {len(trials)} trials failed: {', '.join(failed)}; see error.txt in their folders")
+        raise RunError(
+            f"{len(failed)} of {len(trials)} trials failed: {', '.join(failed)}; the lines above and trial.json in "
+            "their folders say why, error.txt there says where"
+        )
     return value

@@ -131,7 +131,7 @@ class Workers:
         mine = self.mine
         with lock(mine.folder / ".locks" / "claim", wait=True):
             trials = [t for t in own(mine.study.get_trials(deepcopy=False)) if t.state == TrialState.RUNNING]
-            held = [t for t in trials if str(pid) in mine._lock(t.number).read_text().split()]
+            held = [t for t in trials if pid in _holders(mine._lock(t.number))]
             for trial in held:
                 attempts = int(trial.user_attrs.get(ATTEMPTS, 0)) + 1
                 mine.study._storage.set_trial_user_attr(trial._trial_id, ATTEMPTS, attempts)
@@ -202,6 +202,14 @@ def _ends_with_parent() -> Callable[[], None]:
             os._exit(128 + signal.SIGTERM)
 
     return ask
+
+
+def _holders(path: Path) -> list[int]:
+    """The processes that held a trial, none where a kill came before the first could sign."""
+    try:
+        return [int(line) for line in path.read_text().split()]
+    except (OSError, ValueError):
+        return []
 
 
 def _device(slot: int) -> dict[str, str]:

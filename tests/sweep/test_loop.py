@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -17,7 +18,8 @@ import optuna
 import pytest
 from fake_jobs import Jobs, options, quality, sweep, table
 
-from grpo_exp.errors import ConfigError, DataError, Pruned, RunError
+from grpo_exp.app import _Ended
+from grpo_exp.errors import ConfigError, DataError, GrpoError, Pruned, RunError, Stopped
 from grpo_exp.sweep import results
 from grpo_exp.sweep.study import lock
 from grpo_exp.sweep.trial import Reporter
@@ -407,3 +409,13 @@ def test_messages_tell_how_far_and_how_well(tmp_path: Path) -> None:
         "trial 3 (4 of 4): beta=0.02",
         "trial 3 failed: the gradient is not finite; best so far 1.004 (trial 0)",
     ]
+
+
+@pytest.mark.parametrize(
+    "error", [Pruned(0.5, "pruned at step 3"), Stopped(15, "stopped"), RunError("failed"), DataError("none")]
+)
+def test_errors_reach_another_process(error: GrpoError) -> None:
+    """Launchers pickle them; one that cannot be unpickled takes the jobs beside it down."""
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+    assert str(pickle.loads(pickle.dumps(_Ended(error))).error) == str(error)

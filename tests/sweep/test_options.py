@@ -95,6 +95,11 @@ def test_a_list_is_a_grid_unless_trials_are_counted() -> None:
             ],
             ["several objectives", "pruner=none"],
         ),
+        (
+            ["hydra.sweeper.metrics=[eval/pass@1,eval/nevr]", "hydra.sweeper.direction=[maximize,minimize]"],
+            ["eval/nevr", "does not measure it"],
+        ),
+        (["hydra.sweeper.conditions={lr: 'beta > 0'}"], ["hydra.sweeper.conditions.lr", "lr is not searched"]),
         (["hydra.sweeper.constraints=['kl/median < 0.5']"], ["METRIC <= NUMBER"]),
         (["hydra.sweeper.enqueue=[{betta: 0.1}]"], ["hydra.sweeper.enqueue[0]", "Did you mean 'beta'"]),
         (["hydra.sweeper.enqueue=[{beta: 0.5}]"], ["lies outside of choice(0.01, 0.1)"]),

@@ -1,0 +1,106 @@
+"""Sweeps of real runs, from the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import optuna
+import pytest
+
+from grpo_exp.sweep.study import storage
+from command import SMALL, call, finish, start
+
+SWEEP = ["-m", *SMALL, "hydra.sweep.dir=swept"]
+
+
+def trials(folder: Path, url: str | None = None) -> list[tuple[Any, ...]]:
+    study = optuna.load_study(study_name=folder.name, storage=storage(folder, url))
+    return [(t.number, t.params, t.state.name, t.value, t.intermediate_values) for t in study.get_trials(deepcopy=False)]
+
+
+def written(folder: Path) -> int:
+    """Bytes of metrics so far."""
+    return sum(path.stat().st_size for path in folder.rglob("metrics.jsonl"))
+
+
+def cards(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9]*/run.json"))]
+
+
+def test_a_bad_trial_is_pruned_and_its_folder_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prune = ["hydra/sweeper/pruner=threshold", "hydra.sweeper.pruner.lower=0.5", "eval.every=1", "steps=3"]
+    answer = call(capsys, *SWEEP, *prune, "beta=0.01,0.1")
+    assert answer.code == 0 and "trial 0 pruned at step 1 with 0" in answer.out, answer
+    for number, card in enumerate(cards(tmp_path / "swept")):
+        assert card["status"] == "pruned" and "step 1" in card["reason"] and card["trial"] == number
+        assert 0 < card["tokens"] <= 2 * 2 * 6 and card["before"] and card["after"] and card["objective"] == 0
+        told = json.loads((tmp_path / "swept" / str(number) / "trial.json").read_text())
+        assert told["state"] == "pruned" and told["tokens"] == card["tokens"]
+
+
+def test_a_study_in_sqlite_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = "sqlite:///study.db"
+    words = [*SWEEP, f"hydra.sweeper.storage={url}", "hydra/sweeper/sampler=tpe", "beta=interval(0.0,1.0)", "steps=1"]
+    assert call(capsys, *words, "hydra.sweeper.n_trials=1").code == 0
+    first = trials(tmp_path / "swept", url)
+    answer = call(capsys, *words, "hydra.sweeper.n_trials=2")
+    assert answer.code == 0 and "trial 1 (2 of 2)" in answer.out and "trial 0 (" not in answer.out
+    assert trials(tmp_path / "swept", url)[:1] == first and len(cards(tmp_path / "swept")) == 2
+    assert not (tmp_path / "swept" / "study.journal").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("joblib") is None, reason="needs joblib")
+@pytest.mark.skipif(
+    importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None, reason="needs hydra-joblib-launcher"
+)
+def test_joblib_runs_trials_side_by_side_and_prunes_them(tmp_path: Path) -> None:
+    prune = ["hydra/sweeper/pruner=threshold", "hydra.sweeper.pruner.lower=0.5", "eval.every=1"]
+    joblib = ["hydra/launcher=joblib", "hydra.sweeper.n_jobs=2"]
+    answer = finish(start(tmp_path, *SWEEP, *prune, *joblib, "beta=0.01,0.1", "G=2,4"))
+    assert answer.code == 0, answer.err
+    assert [card["status"] for card in cards(tmp_path / "swept")] == ["pruned"] * 4
+    assert [row[2] for row in trials(tmp_path / "swept")] == ["PRUNED"] * 4
+
+
+@pytest.mark.slow
+def test_workers_give_what_one_process_gives(tmp_path: Path) -> None:
+    grid = ["beta=0.01,0.1", "G=2,4"]
+    for name, words in (("one", []), ("two", ["sweep.workers=2"])):
+        answer = finish(start(tmp_path, *SWEEP[:-1], f"hydra.sweep.dir={name}", *grid, *words))
+        assert answer.code == 0 and "4 trials: 4 complete" in answer.out, answer
+    assert trials(tmp_path / "one") == trials(tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_a_sweep_of_real_runs_killed_three_times_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    words = ["hydra.sweeper.n_trials=4", "beta=tag(log,interval(0.001,1.0))", "G=choice(2,4)", "lr=1e-2", "steps=40"]
+    words += ["hydra/sweeper/sampler=tpe", "eval.every=2", "checkpoint.every=2", "objective.metric=eval/reward"]
+    words += ["hydra/sweeper/pruner=median", "hydra.sweeper.pruner.n_startup_trials=1"]
+    assert finish(start(tmp_path, *SWEEP[:-1], "hydra.sweep.dir=whole/swept", *words)).code == 0
+    random, kills = Random(0), 0
+    while True:
+        process = start(tmp_path, *SWEEP[:-1], "hydra.sweep.dir=killed/swept", *words)
+        if kills == 3:
+            break
+        begun, before = time.monotonic(), written(tmp_path / "killed")
+        while written(tmp_path / "killed") == before and process.poll() is None and time.monotonic() < begun + 60:
+            time.sleep(0.05)  # not in the imports
+        time.sleep(random.uniform(0.0, 1.5))
+        process.kill()
+        kills += 1
+        process.communicate()
+        assert process.returncode == -9
+    assert finish(process).code == 0
+    assert trials(tmp_path / "killed/swept") == trials(tmp_path / "whole/swept")
+    told = [(card["status"], card["objective"], card["tokens"]) for card in cards(tmp_path / "killed/swept")]
+    assert told == [(card["status"], card["objective"], card["tokens"]) for card in cards(tmp_path / "whole/swept")]
