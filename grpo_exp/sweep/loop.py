@@ -153,8 +153,8 @@ class Sweep:
             self.say(messages.headline(self.study, self.space, self.search, self.grid, trial.number, values))
         waiting = list(range(len(batch)))
         for seed in self._seeds():
-            pruned = [i for i in waiting if results.read(self._seed_folder(batch[i][0].number, seed), None).status == "pruned"]
-            jobs = [i for i in waiting if i not in pruned]  # a kill came between the end of the job and the word to the study
+            pruned = [i for i in waiting if self._was_pruned(batch[i][0], seed)]
+            jobs = [i for i in waiting if i not in pruned]
             errors = self._launch([self._job(*batch[i], seed) for i in jobs], batch[jobs[0]][0].number) if jobs else []
             for i, error in [*((i, None) for i in pruned), *zip(jobs, errors, strict=True)]:
                 trial, values = batch[i]
@@ -164,6 +164,11 @@ class Sweep:
                     self._tell(trial, values, ended)
         for i in waiting:
             self._tell(*batch[i], None)
+
+    def _was_pruned(self, trial: Trial, seed: int | None) -> bool:
+        """Whether a kill came between the end of a pruned job and the word to the study. Who was pruned had reported."""
+        reported = self.study._storage.get_trial(trial._trial_id).intermediate_values
+        return bool(reported) and results.read(self._seed_folder(trial.number, seed), None).status == "pruned"
 
     def _ended(self, trial: Trial, values: dict[str, Any], seed: int | None, error: Exception | None) -> results.Ended:
         """How a job ended, which is run again if it failed for a reason that may pass.
@@ -177,7 +182,7 @@ class Sweep:
                 raise error
             ended = results.read(self._seed_folder(trial.number, seed), error)
             if results.disk_is_full(self.folder, ended):
-                raise RunError(f"trial {trial.number} failed ({ended.reason}): the disk of {self.folder} is full. {ROOM}")
+                raise RunError(f"trial {trial.number}: no space is left on the disk of {self.folder}. {ROOM}")
             passes = ended.status == "stopped" or (ended.status == "failed" and ended.error_type in TRANSIENT)
             if not passes or self._attempts(trial) >= self.options.retries:
                 return ended

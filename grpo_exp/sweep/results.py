@@ -61,6 +61,8 @@ def read(folder: Path, error: Exception | None) -> Ended:
     A job that is killed leaves `running` behind: it did not finish.
     """
     told = None if error is None else str(error) or type(error).__name__
+    if isinstance(error, InputError):  # it never began, whatever an older run left in its place
+        return Ended(folder, "failed", reason=told, error_type=type(error).__name__)
     try:
         card: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -68,8 +70,7 @@ def read(folder: Path, error: Exception | None) -> Ended:
     status = str(card.get("status"))
     tokens, seconds = int(card.get("tokens") or 0), float(card.get("wall_seconds") or 0)
     if status == "running":
-        kind = type(error).__name__ if isinstance(error, InputError) else "RuntimeError"
-        return Ended(folder, "failed", None, told or "its process was killed", kind, tokens, seconds)
+        return Ended(folder, "failed", None, told or "its process was killed", "RuntimeError", tokens, seconds)
     reason = card.get("reason") or card.get("error") or told
     return Ended(folder, status, card.get("objective"), reason, str(card.get("error_type", "")), tokens, seconds)
 

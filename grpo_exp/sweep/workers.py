@@ -7,13 +7,12 @@ trial marked, and another process takes its place.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +26,10 @@ from grpo_exp.sweep.study import ATTEMPTS, REASON, lock, own
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 120.0
 """Seconds that stopped processes have for their checkpoints."""
+ENDING = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "  # PR_SET_PDEATHSIG, which stays over exec
+    "os.getppid() == int(sys.argv[1]) or os._exit(143); os.execv(sys.argv[2], sys.argv[2:])"
+)
 
 
 def run(mine: Sweep, count: int, command: Sequence[str] | None = None) -> None:
@@ -88,13 +91,12 @@ class Workers:
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | _device(slot)
         with self._log(slot).open("ab") as log:
             self.pool[slot] = process = subprocess.Popen(
-                self.command,
+                _ending_with_parent(self.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches the sweep, which passes it on once
-                preexec_fn=_ends_with_parent(),
             )
         cores = sorted(os.sched_getaffinity(0))
         share = cores[slot % len(cores) :: self.count] if len(cores) > self.count else [cores[slot % len(cores)]]
@@ -135,7 +137,8 @@ class Workers:
             for trial in held:
                 attempts = int(trial.user_attrs.get(ATTEMPTS, 0)) + 1
                 mine.study._storage.set_trial_user_attr(trial._trial_id, ATTEMPTS, attempts)
-                mine.say(f"trial {trial.number}: its process was ended by {name}")
+                again = "" if attempts > mine.options.retries else "; another goes on with it"
+                mine.say(f"trial {trial.number}: its process was ended by {name}{again}")
                 with lock(mine._lock(trial.number), wait=False) as free:
                     if not free or attempts <= mine.options.retries:  # another process is already at it
                         continue
@@ -190,18 +193,11 @@ class _News:
             self.known[trial.number] = trial.state
 
 
-def _ends_with_parent() -> Callable[[], None]:
-    """What a new process does first: it asks for SIGTERM when this one dies, of whatever. Linux alone has that."""
+def _ending_with_parent(command: list[str]) -> list[str]:
+    """The command, started by a few words that ask for SIGTERM when this process dies, of whatever. Linux alone has that."""
     if sys.platform != "linux":
-        return lambda: None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask() -> None:
-        prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(128 + signal.SIGTERM)
-
-    return ask
+        return command
+    return [sys.executable, "-I", "-S", "-c", ENDING, str(os.getpid()), *command]
 
 
 def _holders(path: Path) -> list[int]:

@@ -1,6 +1,6 @@
-"""The helper of these tests, importable by its name."""
+"""The helpers of these tests, importable by their names."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]

@@ -248,6 +248,7 @@ def test_a_kill_between_two_values_changes_neither(name: str, tmp_path: Path, mo
             sweep(killed, words, n_trials=4, sampler=sampler).run()
     sweep(killed, words, n_trials=4, sampler=sampler).run()
     assert table(killed) == table(whole)
+    assert all(values["beta"] != values["lr"] for _, values, *_ in table(whole))
 
 
 def test_a_kill_between_the_pruned_job_and_the_study_prunes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import optuna
 import pytest
-
-from grpo_exp.sweep.study import storage
 from command import SMALL, call, finish, start
+
+from grpo_exp.sweep.study import lock, storage
 
 SWEEP = ["-m", *SMALL, "hydra.sweep.dir=swept"]
 
@@ -56,6 +56,33 @@ def test_a_study_in_sqlite_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert answer.code == 0 and "trial 1 (2 of 2)" in answer.out and "trial 0 (" not in answer.out
     assert trials(tmp_path / "swept", url)[:1] == first and len(cards(tmp_path / "swept")) == 2
     assert not (tmp_path / "swept" / "study.journal").exists()
+
+
+def test_a_second_sweep_in_the_folder_is_refused_unless_it_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SWEEP, "beta=0.01,0.1", "steps=1"]
+    with lock(tmp_path / "swept/.locks/sweep", wait=False):
+        refused = call(capsys, *words)
+        assert refused.code == 2 and "sweep.join=true" in refused.err and not cards(tmp_path / "swept")
+        helps = call(capsys, *words, "sweep.join=true")
+        assert helps.code == 0 and "trial 1 (2 of 2)" in helps.out and "best: " not in helps.out
+    last = call(capsys, *words)
+    assert last.code == 0 and "2 trials: 2 complete" in last.out and "trial 0 (" not in last.out
+
+
+def test_an_older_run_in_the_place_of_a_trial_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder as a plain multirun leaves it: runs, and no study. An equal run is taken over, another one is no trial."""
+    monkeypatch.chdir(tmp_path)
+    for number, beta in enumerate((0.3, 0.1)):
+        assert call(capsys, *SMALL, "steps=1", f"beta={beta}", f"hydra.run.dir=swept/{number}").code == 0
+    before = (tmp_path / "swept/0/run.json").read_text()
+    answer = call(capsys, *SWEEP, "beta=0.01,0.1", "steps=1")
+    assert answer.code == 3 and "trial 0 failed" in answer.out and "beta differ" in answer.out, answer
+    assert "swept/1: finished before" in answer.out and (tmp_path / "swept/0/run.json").read_text() == before
 
 
 @pytest.mark.slow
