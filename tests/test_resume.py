@@ -101,7 +101,12 @@ def the_same_after(capsys: pytest.CaptureFixture[str], words: list[str], steps: 
         assert card(Path("cut")).get(name) == card(Path("whole")).get(name), name
 
 
-@pytest.mark.parametrize("algo", options("algo"))
+QUICK = ("sft", "grpo", "ppo", "dpo", "dpo_offline")
+"""One of each class; the variants, which differ in values alone, are among the slow tests."""
+ALGORITHMS = [algo if algo in QUICK else pytest.param(algo, marks=pytest.mark.slow) for algo in options("algo")]
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_goes_on(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*BASE, f"algo={algo}", *NEEDS.get(algo, [])]
     if algo in NEEDS:

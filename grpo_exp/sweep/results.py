@@ -102,7 +102,7 @@ def disk_is_full(folder: Path, ended: Ended) -> bool:
 def write(path: Path, content: dict[str, Any]) -> None:
     """A JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")  # others may write the same file
     temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
     os.replace(temporary, path)
 

@@ -111,7 +111,10 @@ def about(word: str) -> str:
     group, _, name = word.partition("=")
     groups = [*group_folders(), *SECTIONS]
     if group in VERBS and not name:
-        return ast.get_docstring(ast.parse(Path(__file__).with_name(f"{group}.py").read_text(encoding="utf-8"))) or ""
+        return (
+            ast.get_docstring(ast.parse(Path(__file__).with_name(f"{group.replace('-', '_')}.py").read_text(encoding="utf-8")))
+            or ""
+        )
     if group not in groups or (name and group in SECTIONS):
         raise InputError(f"help {word}: no such group. Valid: {', '.join(groups)}.{nearest(group, [*groups, *VERBS])}")
     if group in SECTIONS:
