@@ -17,12 +17,13 @@ from optuna.trial import TrialState
 from grpo_exp import config as configuration
 from grpo_exp.errors import ConfigError, Pruned, RunError
 from grpo_exp.schema import make, names, refuse_unknown
-from grpo_exp.sweep import choices, results, workers
+from grpo_exp.sweep import choices, mirror, results, workers
 from grpo_exp.sweep.loop import Launch, Sweep
 from grpo_exp.sweep.options import SearchOptions, SweepOptions
 from grpo_exp.sweep.space import Comparison, Space
 from grpo_exp.sweep.study import IMPORTED, lock, open_study, own, storage
 from grpo_exp.sweep.trial import PLAN_FILE, read_plan
+from grpo_exp.track import TrackOptions
 
 IGNORED = ("hydra", "sweep", "sweeps", "track", "name")
 """Sections that may change while a sweep goes on: they do not touch what is measured."""
@@ -52,7 +53,10 @@ def sweep(config: DictConfig, context: HydraContext, launcher: Any, arguments: S
             workers.run(mine, options.workers)
         else:
             mine.run()
-    return _end(mine) if alone else None  # who helped leaves the last word to whom it helped
+    if not alone:
+        return None  # who helped leaves the last word to whom it helped
+    mirror.send(mine, make(TrackOptions, OmegaConf.to_container(config.track, resolve=True), "track"), _say)
+    return _end(mine)
 
 
 def read_options(config: DictConfig, arguments: Sequence[str]) -> tuple[SweepOptions, SearchOptions, Space]:

@@ -131,3 +131,12 @@ def test_a_sweep_of_real_runs_killed_three_times_ends_as_if_undisturbed(tmp_path
     assert trials(tmp_path / "killed/swept") == trials(tmp_path / "whole/swept")
     told = [(card["status"], card["objective"], card["tokens"]) for card in cards(tmp_path / "killed/swept")]
     assert told == [(card["status"], card["objective"], card["tokens"]) for card in cards(tmp_path / "whole/swept")]
+
+
+def test_the_sweep_is_a_wandb_run_beside_its_trials(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, *SWEEP, "steps=1", "eval.start=false", "beta=0.01,0.1", "track.wandb=offline")
+    assert answer.code == 0
+    (line,) = [line for line in answer.out.splitlines() if line.startswith("the sweep in W&B: wandb sync ")]
+    assert Path(line.rpartition("wandb sync ")[2]).is_dir()
+    assert len(list(Path("swept").glob("*/wandb/offline-run-*"))) == 2
+    assert len(list(Path("swept").glob("wandb/offline-run-*"))) == 1
