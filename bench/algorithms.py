@@ -19,6 +19,9 @@ from pathlib import Path
 
 ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo", "dpo")
 
+DRAWN = ("grpo", "dapo", "gspo", "rloo", "ppo", "dpo")
+"""More curves than colours tell nothing."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -37,7 +40,8 @@ def main() -> None:
     print("\n" + "\n".join(f"    {algo:<22} {card(folders[0])['formula']}" for algo, folders in runs.items()))
     from grpo_exp.track.picture import draw
 
-    print(f"\ncurves: {draw([folders[0] for folders in runs.values()], out / 'curves.png', list(runs))}")
+    drawn = [algo for algo in runs if algo in DRAWN] or list(runs)[:8]
+    print(f"\ncurves: {draw([runs[algo][0] for algo in drawn], out / 'curves.png', drawn)}")
 
 
 def train(algo: str, seed: int, tokens: int, folder: Path, overrides: list[str]) -> Path:
