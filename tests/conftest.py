@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(autouse=True)
+def wandb_forgets() -> Iterator[None]:
+    """The client keeps the environment that it first saw for the whole process; the next test may have another one."""
+    yield
+    if "wandb" in sys.modules:
+        import wandb
+
+        wandb.teardown()

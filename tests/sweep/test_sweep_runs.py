@@ -133,9 +133,10 @@ def test_a_sweep_of_real_runs_killed_three_times_ends_as_if_undisturbed(tmp_path
     assert told == [(card["status"], card["objective"], card["tokens"]) for card in cards(tmp_path / "whole/swept")]
 
 
-def test_the_sweep_is_a_wandb_run_beside_its_trials(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = call(capsys, *SWEEP, "steps=1", "eval.start=false", "beta=0.01,0.1", "track.wandb=offline")
-    assert answer.code == 0
+def test_the_sweep_is_a_wandb_run_beside_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = finish(start(Path.cwd(), *SWEEP, "steps=1", "eval.start=false", "beta=0.01,0.1", "track.wandb=offline"))
+    assert answer.code == 0, answer.err
     (line,) = [line for line in answer.out.splitlines() if line.startswith("the sweep in W&B: wandb sync ")]
     assert Path(line.rpartition("wandb sync ")[2]).is_dir()
     assert len(list(Path("swept").glob("*/wandb/offline-run-*"))) == 2
