@@ -363,13 +363,16 @@ def _leaves(node: Any) -> Iterator[tuple[Any, Any]]:
                 yield node, key
 
 
-def difference(one: dict[str, Any], other: dict[str, Any], key: str = "") -> list[str]:
+def difference(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The dotted keys at which two configurations differ."""
-    found = []
+    return [key for key, _, _ in changes(one, other)]
+
+
+def changes(one: dict[str, Any], other: dict[str, Any], key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each dotted key at which two configurations differ, with both values; None stands for a missing one."""
     for name in dict.fromkeys([*one, *other]):
         a, b = one.get(name), other.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += difference(a, b, join(key, name))
+            yield from changes(a, b, join(key, name))
         elif a != b:
-            found.append(join(key, name))
-    return found
+            yield join(key, name), a, b

@@ -53,8 +53,7 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
             config.track.job_type = config.algo.name
         before = earlier.find(folder, plain, secrets)
         if before.finished:
-            print(f"{folder}: finished before, objective {before.card['objective']}; nothing to do")
-            return None if before.card["objective"] is None else float(before.card["objective"])
+            return _nothing_to_do(folder, before)
         trial = _trial(hydra, config)
         words = [word for word in hydra.overrides.task if not word.startswith("sweep.")]
         number = hydra.sweeper.get("trial") if trial else None
@@ -71,9 +70,15 @@ def go_on(config: Config, composed: DictConfig, folder: Path, words: Sequence[st
     plain, secrets = configuration.anchored(configuration.resolved(composed)), configuration.secret_values(composed)
     before = earlier.find(folder, plain, secrets)
     if before.finished:
-        print(f"{folder}: finished before, objective {before.card['objective']}; nothing to do")
-        return None if before.card["objective"] is None else float(before.card["objective"])
+        return _nothing_to_do(folder, before)
     return train(config, plain, secrets, folder, _unwatched, words, before=before)
+
+
+def _nothing_to_do(folder: Path, before: Earlier) -> float | None:
+    """Say that a run is finished; returns its objective."""
+    objective = before.card["objective"]
+    print(f"{folder}: finished before, objective {objective}; nothing to do")
+    return None if objective is None else float(objective)
 
 
 def train(

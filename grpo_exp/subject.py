@@ -58,7 +58,7 @@ def find(word: str) -> Subject:
         raise InputError(f"{word}: {path} is no run's folder, and only a run has several checkpoints")
     if (path / "manifest.json").is_file() and (path.parent.parent / "run.json").is_file():
         run = path.parent.parent
-        return Subject(f"{_name(run)}_{path.name}", _saved(run), checkpoint=path)
+        return Subject(f"{_name(run)}_{path.name}", saved_options(run), checkpoint=path)
     if (path / "adapter_config.json").is_file():
         return _adapter(path)
     if (path / "config.json").is_file():
@@ -121,15 +121,6 @@ def _changed(composed: DictConfig, request: Request) -> DictConfig:
     return composed
 
 
-def saved_options(run: Path) -> dict[str, Any]:
-    """The options that a run was started with.
-
-    Raises:
-        DataError: its config.yaml cannot be read.
-    """
-    return _saved(run)
-
-
 def with_changes(saved: dict[str, Any], words: list[str]) -> DictConfig:
     """A run's options with some of them changed.
 
@@ -152,7 +143,7 @@ def folder_of(words: list[str], kind: str, name: str) -> tuple[Path, list[str]]:
 
 
 def _of_run(run: Path, step: str) -> Subject:
-    saved = _saved(run)
+    saved = saved_options(run)
     complete = sorted(p.parent for p in (run / "checkpoints").glob("step-*/manifest.json"))
     found = {int(p.name.removeprefix("step-")): p for p in complete}
     if not found:
@@ -188,8 +179,12 @@ def _best(checkpoints: list[Path], saved: dict[str, Any]) -> Path:
     return max(valued)[2]
 
 
-def _saved(run: Path) -> dict[str, Any]:
-    """The run's config.yaml."""
+def saved_options(run: Path) -> dict[str, Any]:
+    """The options that a run was started with, from its config.yaml.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     file = run / "config.yaml"
     try:
         saved = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -212,14 +207,14 @@ def _whole_model(path: Path) -> Subject:
         )
     words = ["model.source=hub", f"model.path={_quoted(path)}", "model.adapter=none", "model.start_adapter=null"]
     if (path.parent / "run.json").is_file():  # an export: asked what its run was asked
-        return Subject(f"{_name(path.parent)}_{path.name}", _saved(path.parent), words)
+        return Subject(f"{_name(path.parent)}_{path.name}", saved_options(path.parent), words)
     return Subject(path.name, None, ["model=hf", *words])
 
 
 def _adapter(path: Path) -> Subject:
     start = f"model.start_adapter={_quoted(path)}"
     if (path.parent / "run.json").is_file():
-        return Subject(f"{_name(path.parent)}_{path.name}", _saved(path.parent), [start])
+        return Subject(f"{_name(path.parent)}_{path.name}", saved_options(path.parent), [start])
     base = json.loads((path / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
     if not base:
         raise InputError(f"{path}: its adapter_config.json names no base model; add model.path=FOLDER_OR_ID")

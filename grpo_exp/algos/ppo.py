@@ -56,8 +56,7 @@ class PPO(PolicyGradient):
 
     @property
     def kl_term(self) -> KL:
-        kl = self.kl
-        return KL("reward", kl.estimator, "estimator", False, "token", kl.target, kl.horizon, kl.report_every)
+        return KL(place="reward", gradient="estimator", ratio_correction=False, credit="token", **vars(self.kl))
 
     @property
     def needs_old_logp(self) -> bool:

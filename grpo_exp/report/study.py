@@ -36,6 +36,8 @@ def _study(top: Path) -> dict[str, Any]:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    from grpo_exp.sweep.study import importance
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna marks journals and some figures as experimental
         storage = JournalStorage(JournalFileBackend(str(top / STUDY)))
@@ -43,27 +45,8 @@ def _study(top: Path) -> dict[str, Any]:
         name = top.name if top.name in names else names[0]
         study = optuna.load_study(study_name=name, storage=storage)
         several = len(study.directions) > 1
-        return {"importance": _importance(study, several), "history": None if several else _history(study)}
-
-
-def _importance(study: Any, several: bool) -> list[tuple[str, float]]:
-    """Shares of what sets the best trials apart, the largest first; none below four finished trials or where nothing varied.
-
-    PED-ANOVA (Watanabe et al. 2023, arXiv 2304.10255), which needs no further package and no random numbers.
-    """
-    import optuna
-
-    done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-    if len(done) < 4:
-        return []
-    sign = -1 if study.directions[0] == optuna.study.StudyDirection.MAXIMIZE else 1  # of a target, less is better
-    target = (lambda trial: sign * trial.values[0]) if several else None
-    try:
-        anova = optuna.importance.PedAnovaImportanceEvaluator()
-        shares = optuna.importance.get_param_importances(study, evaluator=anova, target=target)
-    except (ValueError, RuntimeError):  # all values equal, no parameter common to all trials
-        return []
-    return [(str(key)[:100], round(float(share), 4)) for key, share in shares.items() if math.isfinite(share)]
+        shares = [(str(key)[:100], round(share, 4)) for key, share in importance(study)]
+        return {"importance": shares, "history": None if several else _history(study)}
 
 
 def _history(study: Any) -> dict[str, Any] | None:

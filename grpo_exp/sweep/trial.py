@@ -15,6 +15,7 @@ import optuna
 from optuna.trial import Trial
 
 from grpo_exp.errors import InputError, Pruned
+from grpo_exp.stats import iqm
 from grpo_exp.sweep.choices import pruner
 from grpo_exp.sweep.study import storage
 
@@ -36,11 +37,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 def aggregate(values: list[float], how: str) -> float:
     """One number for the seeds' objectives: their mean, or the mean of their middle half (the interquartile mean)."""
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    if how == "iqm" and len(ordered) > 3:
-        cut = len(ordered) // 4
-        ordered = ordered[cut : len(ordered) - cut]
-    return float(ordered.mean())
+    return float(iqm(np.asarray(values)) if how == "iqm" else np.mean(values))
 
 
 class Reporter:

@@ -4,18 +4,20 @@
     python -m grpo_exp resume outputs/runs/RUN steps=200      and further: a finished run as well
 
 On the same machine, threads and versions every number is what it would have been without the interruption, bit for bit; where
-they differ it says so and goes on. Besides steps and experience.max_tokens, options of track, checkpoint and hardware may be
-changed. The same command as before, with the same hydra.run.dir=, goes on as well, and so does a sweep.
+they differ it says so and goes on. Besides steps and experience.max_tokens, options of track and checkpoint may be changed.
+The same command as before, with the same hydra.run.dir=, goes on as well, and so does a sweep.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from grpo_exp.earlier import LONGER
 from grpo_exp.errors import InputError, nearest
 
 USAGE = "usage: python -m grpo_exp resume RUN [steps=N ...]; python -m grpo_exp help resume says more"
-MAY_CHANGE = ("steps", "experience.max_tokens", "track", "checkpoint", "hardware")
+SECTIONS = ("track", "checkpoint")
+MAY_CHANGE = (*LONGER, *SECTIONS)
 
 
 def main(words: list[str]) -> int:
@@ -38,7 +40,7 @@ def main(words: list[str]) -> int:
         raise InputError(f"{words[0]}: no run there (no run.json). {USAGE}")
     for word in words[1:]:
         key = str(parse(word).key_or_group)
-        if key not in MAY_CHANGE and key.partition(".")[0] not in MAY_CHANGE[2:]:
+        if key not in MAY_CHANGE and key.partition(".")[0] not in SECTIONS:
             raise InputError(f"{word}: resume takes {', '.join(MAY_CHANGE)} alone.{nearest(key, MAY_CHANGE)}")
     composed = with_changes(saved_options(folder), words[1:])
     go_on(configuration.build(composed), composed, folder.absolute(), words[1:])
