@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from grpo_exp.report.runs import Run
+from grpo_exp.report.runs import AXES, Columns, Run
 from grpo_exp.track import wording
 
 POINTS = 300  # of a curve, at most
 NUMBERS = 300_000  # in a page, over all runs and metrics: about 2 MB
 READ = 60_000  # rows over all runs that are read before they are averaged; about 5 s
-AXES = ("step", "tokens", "seconds")
 FIRST = (
     *(
         "reward/mean",
@@ -57,8 +56,8 @@ def add(shown: Sequence[dict[str, Any]], runs: Sequence[Run]) -> list[str]:
     width = max(1, -(-last // points))
     read = max(points, READ // max(1, len(runs)))
     for entry, run in zip(shown, runs, strict=True):
-        entry["train"] = _curve(run, [name for name in names if name in train[run.folder]], "train", width, read)
-        entry["eval"] = _curve(run, [name for name in names if name in evaluated[run.folder]], "eval", width, read)
+        trained, measured = ([name for name in names if name in found[run.folder]] for found in (train, evaluated))
+        entry["train"], entry["eval"] = (_curve(table, width) for table in run.curves(trained, measured, read))
     present = {name for entry in shown for part in ("train", "eval") for name in entry[part]["m"]}
     return [name for name in map(_shown, names) if name in present]
 
@@ -68,10 +67,10 @@ def _order(names: set[str], judged: set[str]) -> list[str]:
     return [*first, *sorted(names - set(first))]
 
 
-def _curve(run: Run, names: Sequence[str], kind: str, width: int, read: int) -> dict[str, Any]:
+def _curve(table: Columns, width: int) -> dict[str, Any]:
+    names = [name for name in table if name not in AXES]
     if not names:
         return {**{axis: [] for axis in AXES}, "m": {}}
-    table = run.metrics(names, kind, points=read)
     steps = table["step"]
     known = np.isfinite(steps)
     bins = np.ceil(steps[known] / width)  # step 0 alone, then 1..width, ...

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 Row = dict[str, Any]
 _BLOCK = 1 << 16
@@ -20,9 +21,12 @@ _EVALUATION = b'"kind": "eval"'
 def parse(line: bytes) -> Row | None:
     """The object on a line; None for anything else, such as a line cut off in the middle."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+        row = orjson.loads(line)
+    except ValueError:  # it is strict, and has no half of a character and no NaN
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
     return row if isinstance(row, dict) else None
 
 
@@ -67,14 +71,19 @@ def last_step(path: Path, step: int | None = None) -> list[Row]:
     return rows[::-1]
 
 
-def spread(path: Path, kind: str, points: int | None) -> list[Row]:
-    """Rows of metrics.jsonl of one kind, at most `points` of them, evenly spread, the first and the last included."""
+def spread(path: Path, points: int | None) -> tuple[list[Row], list[Row]]:
+    """(training rows, evaluations) of metrics.jsonl, at most `points` of each, evenly spread, first and last included."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
-        return []
-    wanted = kind == "eval"
-    lines = [line for line in lines if line and (_EVALUATION in line[:60]) == wanted]
+        return [], []
+    kinds: tuple[list[bytes], list[bytes]] = ([], [])
+    for line in filter(None, lines):
+        kinds[_EVALUATION in line[:60]].append(line)
+    return _rows(kinds[0], points), _rows(kinds[1], points)
+
+
+def _rows(lines: list[bytes], points: int | None) -> list[Row]:
     if points is not None and len(lines) > points:
         lines = [lines[i] for i in np.unique(np.linspace(0, len(lines) - 1, max(points, 2)).round().astype(int))]
     return [row for line in lines if (row := parse(line)) is not None]

@@ -24,6 +24,9 @@ MARKS = ("run.json", "metrics.jsonl", "trial.json", "error.txt")
 STATUSES = ("finished", "running", "stopped", "pruned", "failed", "broken")
 """What run.json may say, and `broken`: it cannot be read."""
 ALIVE = 600.0  # seconds without a new line after which a running run is suspected dead
+AXES = ("step", "tokens", "seconds")
+Columns = dict[str, np.ndarray]
+"""A metric's values, `[rows]` float64 each, NaN where a row lacks it."""
 _INSIDE = {"checkpoints", "export", "wandb"}
 _STATES = {"complete": "finished", "pruned": "pruned", "fail": "failed", "running": "running"}
 
@@ -142,14 +145,15 @@ class Run:
         values = values[np.isfinite(values)]
         return float(np.median(values)) if len(values) else None
 
-    def metrics(self, names: Sequence[str], kind: str = "train", points: int | None = None) -> dict[str, np.ndarray]:
-        """Columns of metrics.jsonl, `[rows]` float64 each, NaN where a row lacks the metric.
+    def curves(self, train: Sequence[str], evaluated: Sequence[str], points: int | None = None) -> tuple[Columns, Columns]:
+        """Columns of metrics.jsonl, of its training rows and of its evaluations.
 
-        `step`, `tokens` and `seconds` are always among them. With `points`, at most so many rows, evenly spread and not
+        `step`, `tokens` and `seconds` are always among them. With `points`, at most so many rows of each, evenly spread and not
         averaged; the first and the last are among them. Nothing is kept: call it once for all the names that are needed.
         """
-        rows = lines.spread(self.folder / "metrics.jsonl", kind, points)
-        return {name: lines.column(rows, name) for name in dict.fromkeys(("step", "tokens", "seconds", *names))}
+        parts = zip(lines.spread(self.folder / "metrics.jsonl", points), (train, evaluated), strict=True)
+        one, other = ({name: lines.column(rows, name) for name in dict.fromkeys((*AXES, *names))} for rows, names in parts)
+        return one, other
 
     def names(self) -> list[str]:
         """The training metrics that it has."""

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import optuna
@@ -33,6 +34,8 @@ TRANSIENT = ("OSError", "MemoryError", "RuntimeError", "OutOfMemoryError", "Chec
 """Errors that may be gone at the next attempt; a bad value, a reward that raises or a NaN comes again."""
 UNMEASURED = 1e9
 """How far a metric that was not measured oversteps its constraint: far, but a number that JSON has."""
+LISTED = 10_000
+"""A finite space of at most so many points is gone through without tries of the same point; in a larger one they are rare."""
 ABOUT = ("by_seed", "tokens", "seconds")
 ROOM = "Make room and give the same command again: what is done is kept, and the trial goes on from its checkpoint"
 
@@ -111,30 +114,43 @@ class Sweep:
             return asked, self._drawn(asked)
 
     def _drawn(self, trial: Trial) -> dict[str, Any]:
-        """The trial's values: drawn before, or now. Each has random numbers of its own, so that a trial that was left between
-        two of them goes on as it would have gone on."""
-
-        def prepare(place: int) -> None:
-            _ = trial.relative_params  # those that the sampler chooses together; chosen once, before the first
-            self.study.sampler = sampler(self.search.sampler, trial.number, place)
-
-        values = self.space.suggest(trial, prepare)
+        """The trial's values: drawn before, or now."""
+        values = self._draw(self.study, trial)
         self._write(trial.number, values, "running")
         return values
 
+    def _draw(self, study: optuna.Study, trial: Trial) -> dict[str, Any]:
+        """Values from the sampler. Each has random numbers of its own, so that a trial that was left between two of them goes
+        on as it would have gone on."""
+
+        def prepare(place: int) -> None:
+            _ = trial.relative_params  # those that the sampler chooses together; chosen once, before the first
+            study.sampler = sampler(self.search.sampler, trial.number, place)
+
+        return self.space.suggest(trial, prepare)
+
+    def _repeats(self, trials: list[FrozenTrial], done: set[Any]) -> bool:
+        """Whether the sampler would draw a point again that was tried, which would tell nothing new. It is asked in a copy."""
+        copy = optuna.create_study(directions=self.study.directions, sampler=sampler(self.search.sampler, len(trials)))
+        copy.add_trials(trials)
+        return identity_of(self._draw(copy, copy.ask())) in done
+
     def _next(self, trials: list[FrozenTrial]) -> int | None:
-        """The number of the trial that comes next; None where there are as many as wanted."""
+        """The number of the trial that comes next; None where there are as many as wanted, or every point was tried."""
         if self.search.n_trials is not None and len(own(trials)) >= self.search.n_trials:
             return None
         waiting = [t.number for t in trials if t.state == TrialState.WAITING]
         if waiting:
             return min(waiting)
-        if self.grid:
+        if self.grid or (self.space.size or math.inf) <= LISTED:
             done = {identity_of(self.space.active(t.params)) for t in own(trials)}
-            point = next((p for p in self.space.points() if identity_of(p) not in done), None)
-            if point is None:
+            left = [p for p in self.space.points() if identity_of(p) not in done]
+            if not left:
                 return None
-            self.study.enqueue_trial(point)
+            if self.grid:
+                self.study.enqueue_trial(left[0])
+            elif self._repeats(trials, done):
+                self.study.enqueue_trial(Random(len(trials)).choice(left))
         return len(trials)
 
     def _lock(self, number: int) -> Path:

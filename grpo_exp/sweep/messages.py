@@ -19,7 +19,7 @@ STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialSta
 def headline(study: optuna.Study, space: Space, search: SearchOptions, grid: bool, number: int, values: dict[str, Any]) -> str:
     """`trial 3 (4 of 12): beta=0.01 G=4`."""
     place = sum(t.number <= number for t in own(study.get_trials(deepcopy=False)))
-    wanted = [n for n in (search.n_trials, sum(1 for _ in space.points()) if grid else None) if n is not None]
+    wanted = [n for n in (search.n_trials, sum(1 for _ in space.points()) if grid else space.size) if n is not None]
     of = f" of {max(min(wanted), place)}" if wanted else ""
     return f"trial {number} ({place}{of}): {' '.join(space.words(values)) or 'nothing varied'}"
 

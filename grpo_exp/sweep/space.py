@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from grpo_exp.command_line import parse
 from grpo_exp.errors import ConfigError, nearest
 
+SHOWN = 20
+"""Values of a range up to which each is checked before a sweep begins; of a longer one, both ends and one within."""
 Value = None | bool | int | float | str
 Values = Mapping[str, Value]
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -104,9 +107,10 @@ class Space:
         return cls(distributions, written, read, fixed)
 
     @property
-    def finite(self) -> bool:
-        """Whether the space can be gone through one by one."""
-        return all(_steps(d) is not None for d in self.distributions.values())
+    def size(self) -> int | None:
+        """Combinations of values in a finite space, those that conditions make equal counted apart; else None."""
+        counts = [_count(d) for d in self.distributions.values()]
+        return None if None in counts else math.prod(n for n in counts if n is not None)
 
     def points(self) -> Iterator[dict[str, Value]]:
         """Every point of a finite space in the order of a grid, the last key fastest, each once."""
@@ -120,7 +124,7 @@ class Space:
 
     def corners(self) -> list[dict[str, Value]]:
         """Few points that have each value of a list, and both ends of each interval and a point within, at least once."""
-        ends = {key: _steps(d) or _within(d) for key, d in self.distributions.items()}
+        ends = {key: _few(d) for key, d in self.distributions.items()}
         count = max(map(len, ends.values()), default=1)
         return [self.active({key: values[min(i, len(values) - 1)] for key, values in ends.items()}) for i in range(count)]
 
@@ -254,6 +258,8 @@ def _range(sweep: RangeSweep) -> BaseDistribution:
     if sweep.step <= 0 or sweep.stop <= sweep.start:
         raise ValueError("the range is empty; write range(START,STOP,STEP) with a rising one")
     count = -(-(sweep.stop - sweep.start) // sweep.step)
+    if not count < 2**53:
+        raise ValueError("the range has more values than can be counted; write range(START,STOP,STEP) with a larger STEP")
     last = sweep.start + (count - 1) * sweep.step
     if all(isinstance(x, int) for x in (sweep.start, sweep.stop, sweep.step)):
         return IntDistribution(int(sweep.start), int(last), step=int(sweep.step))
@@ -270,6 +276,27 @@ def _steps(distribution: BaseDistribution) -> list[Value] | None:
         count = round((distribution.high - distribution.low) / distribution.step) + 1
         return [round(distribution.low + i * distribution.step, 12) for i in range(count)]
     return None
+
+
+def _count(distribution: BaseDistribution) -> int | None:
+    """How many values a finite distribution has; None for a continuous one."""
+    if isinstance(distribution, CategoricalDistribution):
+        return len(distribution.choices)
+    assert isinstance(distribution, (IntDistribution, FloatDistribution))
+    if distribution.step is None or distribution.log:
+        return None
+    return round((distribution.high - distribution.low) / distribution.step) + 1
+
+
+def _few(distribution: BaseDistribution) -> list[Value]:
+    """Each value of a list or a short range; of a long one, and of an interval, both ends and one within."""
+    count = _count(distribution)
+    if isinstance(distribution, CategoricalDistribution) or (count is not None and count <= SHOWN):
+        return _steps(distribution) or []
+    if count is None:
+        return _within(distribution)
+    assert isinstance(distribution, (IntDistribution, FloatDistribution)) and distribution.step is not None
+    return [distribution.low, distribution.low + count // 3 * distribution.step, distribution.high]
 
 
 def _within(distribution: BaseDistribution) -> list[Value]:

@@ -18,7 +18,7 @@ from grpo_exp import config as configuration
 from grpo_exp.errors import ConfigError, Pruned, RunError
 from grpo_exp.schema import make, names, refuse_unknown
 from grpo_exp.sweep import choices, mirror, results, workers
-from grpo_exp.sweep.loop import Launch, Sweep
+from grpo_exp.sweep.loop import LISTED, Launch, Sweep
 from grpo_exp.sweep.options import SearchOptions, SweepOptions
 from grpo_exp.sweep.space import Comparison, Space
 from grpo_exp.sweep.study import IMPORTED, lock, open_study, own, storage
@@ -85,9 +85,14 @@ def read_options(config: DictConfig, arguments: Sequence[str]) -> tuple[SweepOpt
     for i, point in enumerate(search.enqueue):
         space.check(point, f"hydra.sweeper.enqueue[{i}]")
     if is_grid(name, search, space):
-        if not space.finite:
+        if space.size is None:
             raise ConfigError(
                 "hydra/sweeper/sampler=grid: an interval has no list of values; use choice(...) or another sampler"
+            )
+        if space.size > LISTED:
+            raise ConfigError(
+                f"{', '.join(space.distributions)}: a grid of {space.size:,} points, {LISTED:,} at most. Give fewer values, or "
+                "let a sampler look at some of them: hydra/sweeper/sampler=tpe hydra.sweeper.n_trials=20"
             )
     elif search.n_trials is None:
         raise ConfigError(
@@ -109,7 +114,7 @@ def read_points(listed: Any) -> list[dict[str, Any]]:
 
 def is_grid(name: str, search: SearchOptions, space: Space) -> bool:
     """Whether the points are gone through one by one; `auto` does so where it can be done and no number of trials is given."""
-    return name == "grid" or (name == "auto" and space.finite and search.n_trials is None)
+    return name == "grid" or (name == "auto" and space.size is not None and search.n_trials is None)
 
 
 def _prepare(

@@ -16,7 +16,7 @@ import pytest
 
 from grpo_exp.report import course, page, plots, study
 from grpo_exp.report.compare import compare
-from grpo_exp.report.runs import Run, find
+from grpo_exp.report.runs import Columns, Run, find
 
 HOSTILE = "</script><script>alert(1)</script><!-- \"'`${x}<b>&amp; \u2028\u202e\x00\x1b[31m\ud800"
 
@@ -255,10 +255,10 @@ class Long(Run):
     def after(self) -> dict[str, Any]:  # type: ignore[override]
         return {}
 
-    def metrics(self, names: Any, kind: str = "train", points: int | None = None) -> dict[str, np.ndarray]:
+    def curves(self, train: Any, evaluated: Any, points: int | None = None) -> tuple[Columns, Columns]:
         steps = np.arange(1, 1001, dtype=float)
         noise = np.random.default_rng(0).normal(size=1000)
-        return {"step": steps, "tokens": 700 * steps, "seconds": 1.1234567 * steps, **dict.fromkeys(names, noise)}
+        return {"step": steps, "tokens": 700 * steps, "seconds": 1.1234567 * steps, **dict.fromkeys(train, noise)}, {}
 
 
 @pytest.mark.parametrize("count", [1, 30, 150])
@@ -274,14 +274,13 @@ def test_the_page_stays_small(count: int) -> None:
 
 
 def test_a_point_is_the_mean_of_its_bin() -> None:
-    run = Long(Path("run"))
-    run.metrics = lambda *_, **__: {  # type: ignore[method-assign]
+    table = {
         "step": np.arange(1.0, 7.0),
         "tokens": 10 * np.arange(1.0, 7.0),
         "seconds": np.full(6, np.nan),
         "x": np.array([1.0, 3.0, np.nan, 5.0, np.inf, np.nan]),
     }
-    curve = course._curve(run, ["x", "y"][:1], "train", 2, 100)
+    curve = course._curve(table, 2)
     assert curve["m"]["x"] == [2.0, 5.0, None]
     assert (curve["step"], curve["tokens"], curve["seconds"]) == ([2, 4, 6], [20, 40, 60], [None, None, None])
 

@@ -50,12 +50,12 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 def test_columns_and_points(tmp_path: Path) -> None:
     run = read(write_run(tmp_path / "a", steps=101))
-    columns = run.metrics(["kl/mean", "value/loss"])
+    columns, _ = run.curves(["kl/mean", "value/loss"], [])
     assert list(columns) == ["step", "tokens", "seconds", "kl/mean", "value/loss"]
     assert columns["kl/mean"].tolist() == [s / 100 for s in range(1, 102)] and np.isnan(columns["value/loss"]).all()
-    few = run.metrics(["kl/mean"], points=11)
+    few, _ = run.curves(["kl/mean"], [], points=11)
     assert few["step"].tolist() == list(range(1, 102, 10))
-    assert run.metrics(["eval/pass@1"], kind="eval")["eval/pass@1"].tolist() == [0.5]
+    assert run.curves([], ["eval/pass@1"])[1]["eval/pass@1"].tolist() == [0.5]
     assert run.names() == ["reward/mean", "kl/mean", "length/mean"]
 
 
@@ -136,13 +136,13 @@ def test_damaged_rows_are_left_out(tmp_path: Path) -> None:
         text = (folder / name).read_bytes()
         (folder / name).write_bytes(b"\x00\xff{]\n" + text + b'[1]\n"x"\n{"step": 99, "ki')
     run = read(folder)
-    assert run.metrics(["kl/mean"])["step"].tolist() == [1, 2, 3] and run.steps == 3
+    assert run.curves(["kl/mean"], [])[0]["step"].tolist() == [1, 2, 3] and run.steps == 3
     items = run.items()
     assert items is not None and items.right.tolist() == [1, 0, 1, 0]
     for name in ("metrics.jsonl", "eval.jsonl"):
         (folder / name).unlink()
     run = read(folder)
-    assert run.items() is None and run.tail == [] and run.tokens == 3000 and run.metrics(["kl/mean"])["step"].size == 0
+    assert run.items() is None and run.tail == [] and run.tokens == 3000 and run.curves(["kl/mean"], [])[0]["step"].size == 0
 
 
 # ---- what was varied

@@ -54,6 +54,17 @@ def test_n_trials_is_the_total_and_the_sampler_goes_on(tmp_path: Path) -> None:
     assert len({str(row[1]) for row in table(whole)}) == 6
 
 
+@pytest.mark.parametrize("name", ["tpe", "random"])
+def test_a_small_space_is_tried_point_by_point_and_no_further(tmp_path: Path, name: str) -> None:
+    """A sampler repeats itself in a short list; a run that was made already is not made again, also after a stop."""
+    words, how = ["beta=0.001,0.01,0.1", "G=2,4"], {"sampler": {"name": name, "seed": 0}}
+    sweep(tmp_path / "whole", words, n_trials=20, **how).run()
+    for wanted in (1, 4, 20):
+        sweep(tmp_path / "parts", words, n_trials=wanted, **how).run()
+    points = [tuple(values.values()) for _, values, *_ in table(tmp_path / "whole")]
+    assert len(points) == 6 == len(set(points)) and table(tmp_path / "whole") == table(tmp_path / "parts")
+
+
 def test_seeds_belong_to_a_trial(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     sweep(tmp_path, ["beta=0.01,0.1"], grid=True, jobs=jobs, how=options(seeds=[3, 5])).run()
