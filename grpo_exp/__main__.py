@@ -8,6 +8,7 @@ python -m grpo_exp evaluate RUN_OR_MODEL [KEY=VALUE ...]    score a run, a check
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -15,15 +16,19 @@ from collections.abc import Sequence
 
 from grpo_exp import __version__
 from grpo_exp.errors import GrpoError, InputError, nearest
+from grpo_exp.track.wording import said
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0 done, 2 wrong input, 3 failed, 130 or 143 stopped by a signal."""
+    """Run the command line and exit with its code: 0 done, 2 wrong input, 3 failed, 130, 138 or 143 stopped by a signal."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal of another encoding shows an escape instead of ending the program
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _dispatch(words)
     except GrpoError as error:
-        sys.stderr.write(f"grpo_exp: {error}\n")
+        sys.stderr.write(f"grpo_exp: {said(error)}\n")
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
@@ -38,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
+    _check_text([*words, os.getcwd()])
     if words == ["--version"]:
         print(f"grpo_exp {__version__}")
         return 0
@@ -50,6 +56,19 @@ def _dispatch(words: list[str]) -> int:
     from grpo_exp.app import launch
 
     return launch(words)
+
+
+def _check_text(words: list[str]) -> None:
+    """Words and the current folder are text, and not bytes that this locale has no letters for.
+
+    Raises:
+        InputError: one is not; files could neither name it nor be named so.
+    """
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise InputError(
+                f"{word!r}: no text in this locale ({sys.getfilesystemencoding()}). Set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+            )
 
 
 def _verb(name: str, rest: list[str]) -> int:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from grpo_exp.command_line import ROOT, Request, options, parse, read
 from grpo_exp.compose import compose, explain, is_sweep, register, sweep_config
 from grpo_exp.errors import ConfigError, GrpoError, InputError, RunError, Stopped
+from grpo_exp.track.wording import said
 
 if TYPE_CHECKING:
     from grpo_exp.config import Config
@@ -47,7 +48,7 @@ def launch(words: list[str]) -> int:
     def job(composed: DictConfig) -> float | None:
         return jobs.run(composed)
 
-    before, sys.argv = sys.argv, [sys.argv[0], *request.flags, *request.overrides]
+    before, sys.argv = sys.argv, [sys.argv[0], *request.overrides, *request.flags]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here instead of being printed and ending the process
     try:
         with warnings.catch_warnings():
@@ -59,7 +60,7 @@ def launch(words: list[str]) -> int:
         raise
     except OSError as error:
         raise InputError(
-            f"{error.filename or 'a folder'} cannot be used ({error.strerror}); set hydra.run.dir= or hydra.sweep.dir="
+            f"{error.filename or 'a folder'} cannot be used ({error.strerror or error}); set hydra.run.dir= or hydra.sweep.dir="
         ) from error
     except Exception as error:  # Hydra lets AssertionError, KeyError and the like out on odd words
         if jobs.count:
@@ -141,7 +142,8 @@ class _Jobs:
             if watched:
                 raise
             self.failed.append(str(settings.job.num))
-            sys.stderr.write(f"grpo_exp: run {settings.job.num} ({settings.job.override_dirname}) failed: {error}\n")
+            told = said(f"run {settings.job.num} ({settings.job.override_dirname}) failed: {error}")
+            sys.stderr.write(f"grpo_exp: {told}\n")
             if not str(settings.sweeper.get("_target_", "")).endswith(".BasicSweeper"):
                 raise  # a sweeper that learns from results is told
             return None

@@ -82,14 +82,20 @@ class Rewards:
         total: the weighted sum of the parts, what the algorithm learns from.
         parts: each part's own value before weighting; NaN where the part does not apply to the row.
         outcome: the part that says right or wrong. Shaping parts are all others.
+        failed: bool `[N]`, True where a part failed and added nothing; None where that would have ended the run.
+        notes: what a person should know of these failures.
     """
 
     total: Tensor
     parts: dict[str, Tensor]
     outcome: Tensor
+    failed: Tensor | None = None
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        _check(total=(self.total, ("N",)), outcome=(self.outcome, ("N",)), **{k: (v, ("N",)) for k, v in self.parts.items()})
+        failed = {} if self.failed is None else {"failed": (self.failed, ("N",))}
+        parts = {k: (v, ("N",)) for k, v in self.parts.items()}
+        _check(total=(self.total, ("N",)), outcome=(self.outcome, ("N",)), **failed, **parts)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -91,11 +93,54 @@ class Checkpoints:
         self._delete_old(step)
         return target
 
+    def rate(self, step: int, objective: float | None) -> None:
+        """Note what the weights of a checkpoint came to, where that was measured after it was written."""
+        manifest = self.folder / f"step-{step:06d}" / MANIFEST
+        temporary = manifest.with_name(f".{MANIFEST}")
+        try:
+            known = json.loads(manifest.read_text(encoding="utf-8"))
+            temporary.write_text(json.dumps(known | {"objective": objective}, indent=1), encoding="utf-8")
+            _sync(temporary)
+            os.replace(temporary, manifest)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{manifest} cannot be written: {error}. Make room and run again") from error
+        self._rate(step, objective)
+
+    def check_room(self, weights: Iterable[Tensor], steps: int) -> list[str]:
+        """Whether the disk has room for the checkpoints of `steps` steps: the weights that learn, two moments of each, and the
+        export. The next one is written before the oldest goes.
+
+        Returns:
+            a warning where there is room for some of them only.
+
+        Raises:
+            CheckpointError: there is none for a single one.
+        """
+        options, there = self.options, next(path for path in self.folder.absolute().parents if path.is_dir())
+        export = sum(x.numel() * x.element_size() for x in weights)
+        count = min(options.keep_last + options.keep_best + 1, math.ceil(steps / options.every) if options.every else 1)
+        wanted = 3 * export * max(1, count - len(self.steps())) + export * options.export
+        free = shutil.disk_usage(there).free
+        told = f"{free / 2**20:,.0f} MiB are free on the disk of {there}"
+        if free < 3 * export:
+            raise CheckpointError(
+                f"{told}, and a checkpoint takes {3 * export / 2**20:,.0f}. Make room, or choose another with hydra.run.dir="
+            )
+        if free >= wanted:
+            return []
+        return [
+            f"{told}, and the checkpoints to be kept take up to {wanted / 2**20:,.0f}; make room, or use "
+            "checkpoint.keep_last=1 checkpoint.keep_best=false"
+        ]
+
     def recall(self) -> None:
-        """Know the best of the checkpoints that are there, as a run that goes on must."""
+        """Know the best of the checkpoints that are there, as a run that goes on must; what a kill left half written goes."""
+        for half in self.folder.glob(".writing-*"):
+            shutil.rmtree(half, ignore_errors=True)
         for step in self.steps():
-            manifest = json.loads((self.folder / f"step-{step:06d}" / MANIFEST).read_text(encoding="utf-8"))
-            self._rate(step, manifest["objective"])
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged one is not the best
+                manifest = json.loads((self.folder / f"step-{step:06d}" / MANIFEST).read_text(encoding="utf-8"))
+                self._rate(step, manifest["objective"] and float(manifest["objective"]))
 
     def _rate(self, step: int, objective: float | None) -> None:
         """Remember the best; the first of equals."""
@@ -131,10 +176,13 @@ def load(folder: Path) -> State:
         for name in (*FILES, *extra):
             if _sha256(folder / name) != manifest["files"][name]["sha256"]:
                 raise CheckpointError(f"{folder / name} does not match its manifest: it is damaged. Use an earlier checkpoint")
+        progress = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
+        if not isinstance(progress["step"], int):
+            raise ValueError(f"progress.json has the step {progress['step']!r:.40}")
         return State(
             load_file(folder / "weights.safetensors"),
             torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True),
-            json.loads((folder / "progress.json").read_text(encoding="utf-8")),
+            progress,
             load_file(folder / SOURCE) if extra else {},
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, UnpicklingError) as error:
@@ -156,6 +204,8 @@ def write_export(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         write(temporary)
         _readable(temporary)
+        for file in temporary.iterdir():
+            _sync(file)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
     except _CANNOT_WRITE as error:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, Sweep
 from hydra.errors import HydraException
 
 from grpo_exp.errors import ConfigError, nearest
@@ -63,6 +63,12 @@ def read(words: Sequence[str]) -> Request:
         raise ConfigError(
             f"--config-dir {found.config_dir}: no such folder. It holds your own options, such as reward/mine.yaml"
         )
+    for flag in ("config_path", "config_name", "experimental_rerun"):
+        if getattr(found, flag) is not None:
+            raise ConfigError(
+                f"--{flag.replace('_', '-')}: a run is composed from conf/config.yaml alone. Options of your own are files in "
+                "a folder that --config-dir names, such as DIR/algo/mine.yaml; a run goes on with resume RUN"
+            )
     rest = list(words)
     for word in found.overrides:
         rest.remove(word)
@@ -137,10 +143,14 @@ def parse(word: str) -> Override:
     Raises:
         ConfigError: it cannot be read.
     """
-    if word.startswith("=") or ("=" not in word and not word.startswith("~")):
+    if not re.match(r"[+~]*[^=+~]", word) or ("=" not in word and not word.startswith("~")):
         raise ConfigError(f"'{word}': expected KEY=VALUE such as beta=0.05; a verb stands first. See python -m grpo_exp --help")
     try:
-        return OverridesParser.create().parse_override(word)
+        found = OverridesParser.create().parse_override(word)
+        value = found.value()
+        if isinstance(value, ChoiceSweep) and any(isinstance(item, Sweep) for item in value.list):
+            raise ValueError("a list of values holds no choice, range or interval of its own")
+        return found
     except (HydraException, ValueError, RecursionError) as error:
         reason = str(error.__cause__ or error).splitlines()[0][:120]
         reason = "a character that has to be quoted" if "LexerNoViable" in reason else reason

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +14,11 @@ from hydra.initialize import initialize_config_dir
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from grpo_exp.command_line import ROOT, Request, group_folders, options, parse, read
 from grpo_exp.errors import ConfigError, nearest
+from grpo_exp.track.redact import remember
 
 
 def register() -> None:
@@ -22,6 +26,15 @@ def register() -> None:
     OmegaConf.register_new_resolver("grpo_exp_root", lambda: str(ROOT), replace=True)
     OmegaConf.register_new_resolver("sweep_folder", lambda sweep, now: sweep or now, replace=True)
     OmegaConf.register_new_resolver("quotient", lambda total, part: int(total) // int(part), replace=True)
+    OmegaConf.register_new_resolver("oc.env", _env, replace=True)
+
+
+def _env(name: str, *default: str | None) -> str | None:
+    """What `${oc.env:NAME}` stands for; a value from the environment is a secret from here on."""
+    value: str | None = oc.env(name, *default)
+    if name in os.environ:
+        remember(name, value)
+    return value
 
 
 def compose(request: Request | Sequence[str]) -> DictConfig:
@@ -42,7 +55,11 @@ def is_sweep(request: Request) -> bool:
     """Whether Hydra will run several jobs: asked for by `-m` or by the file that sweeps=NAME names."""
     if request.sweep or not any(re.match(r"\+*(sweeps|hydra)\b", word) for word in request.overrides):
         return request.sweep
-    return bool(_load(request, RunMode.MULTIRUN).hydra.mode == RunMode.MULTIRUN)
+    composed = _load(request, RunMode.MULTIRUN)
+    try:
+        return bool(composed.hydra.mode == RunMode.MULTIRUN)
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain(error, request)) from error
 
 
 def sweep_config(request: Request) -> DictConfig:
@@ -61,7 +78,11 @@ def _load(request: Request, mode: RunMode) -> DictConfig:
         ConfigError: it does not compose.
     """
     try:
-        return _hydra(request, mode)
+        composed = _hydra(request, mode)
+        _check_nodes(composed)
+        return composed
+    except ConfigError:
+        raise
     except Exception as error:  # besides its own errors, Hydra lets AssertionError, KeyError and the like out on odd words
         raise ConfigError(explain(error, request)) from error
 
@@ -74,12 +95,53 @@ def _hydra(request: Request, mode: RunMode) -> DictConfig:
     if request.config_dir is not None:
         words.append(f"hydra.searchpath=['file://{ROOT}','file://{request.config_dir}']")
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        with warnings.catch_warnings(), initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+            warnings.filterwarnings("error", ".*is not available", UserWarning)  # a folder of hydra.searchpath
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
             return hydra.config_loader.load_configuration("config", words, run_mode=mode)
     finally:
         GlobalHydra.instance().hydra = before
+
+
+def _check_nodes(composed: DictConfig) -> None:
+    """Raise ConfigError where a word replaced or removed what is not the run's own to choose."""
+    if not OmegaConf.is_dict(composed.get("sweep")):
+        raise ConfigError(
+            "sweep: missing; how trials are run is a section of conf/config.yaml, which no configuration is without"
+        )
+    for name in ("sweeper", "launcher"):
+        if not OmegaConf.is_dict(composed.hydra[name]):
+            raise ConfigError(f"hydra.{name}={str(composed.hydra[name])!r:.100}: expected a group of options")
+    _refuse_code(OmegaConf.to_container(composed.hydra), "hydra")
+
+
+def _refuse_code(values: Any, key: str) -> None:
+    """Hydra calls what its own node names: callbacks, launchers, the factories of logging. A file of options may come from
+    anywhere, so it names no code but Hydra's plugins; Hydra itself checks that these are some.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    if not isinstance(values, dict):
+        return
+    for name, value in values.items():
+        where = f"{key}.{name}"
+        plugin = name == "_target_" and (
+            key in ("hydra.launcher", "hydra.sweeper") or key.startswith("hydra.sweeper.")  # a sampler's or pruner's name
+        )
+        logs = name == "class" and str(value).startswith(("logging.", "colorlog."))
+        if (name in ("_target_", "()", "class") and not plugin and not logs) or (
+            isinstance(value, str)
+            and value.startswith(("ext://", "cfg://"))
+            and value not in ("ext://sys.stdout", "ext://sys.stderr")
+        ):
+            raise ConfigError(
+                f"{where}={str(value)!r:.100}: options name no code to be called. A reward of your own comes in by "
+                "reward=custom reward.path=FILE.py:FUNCTION"
+            )
+        for i, item in enumerate(value if isinstance(value, list) else [value]):
+            _refuse_code(item, f"{where}[{i}]" if isinstance(value, list) else where)
 
 
 # ---- errors in words
@@ -108,7 +170,9 @@ def explain(error: BaseException, request: Request) -> str:
     kind = "" if isinstance(error, (HydraException, OmegaConfBaseException)) else f"{type(error).__name__}: "
     first = kind + (lines[0] if lines else "no reason given")
     more = [line for line in lines[1:] if line.startswith("full_key:") or "Interpolation" in line or "is not" in line][:2]
-    return f"the configuration does not compose: {' '.join([first, *more])}"
+    given = " ".join(request.overrides)
+    given = f" with {given[:117]}..." if len(given) > 120 else f" with {given}" if given else ""
+    return f"the configuration does not compose{given}: {' '.join([first, *more])}"
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

@@ -29,10 +29,10 @@ if typing.TYPE_CHECKING:
     from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
     from grpo_exp.model import ModelOptions
+    from grpo_exp.optim import OptimOptions
     from grpo_exp.rewards.base import RewardSum
     from grpo_exp.rollout.base import Engine
     from grpo_exp.track import TrackOptions
-    from grpo_exp.train import OptimOptions
 
 SECTIONS = (
     *("algo", "model", "data", "reward", "rollout", "hardware", "eval", "track"),
@@ -64,6 +64,13 @@ class RewardOptions:
 
     name: str = option("name of this reward, for the run card and W&B")
     path: str | None = option("file.py:function of reward=custom")
+    on_error: str = option(
+        "a part that raises, takes too long or returns no finite number: error ends the run; zero lets it add nothing to those "
+        "samples, and counts them",
+        choices=("error", "zero"),
+    )
+    max_failed: float = option("with zero: the share of a step's samples that a part may fail on", low=0, high=1)
+    timeout: float = option("seconds that a part may take for the samples of a step, or of an evaluation", above=0)
     parts: dict[str, Any] = option("the parts by name; each is an option of reward/part")
 
 
@@ -124,9 +131,9 @@ def build(composed: DictConfig, judged: bool = True) -> Config:
     from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
     from grpo_exp.model import ModelOptions, check
+    from grpo_exp.optim import OptimOptions
     from grpo_exp.rollout.base import Engine
     from grpo_exp.track import TrackOptions
-    from grpo_exp.train import OptimOptions
 
     reward = make(RewardOptions, plain["reward"], "reward")
     config = Config(
@@ -238,10 +245,11 @@ def measures_pairs(config: Config) -> bool:
 
 def _reward(options: RewardOptions) -> RewardSum:
     from grpo_exp.rewards.base import Reward, RewardSum, check_roles
+    from grpo_exp.scoring import Failures
 
     parts = {name: _choose(Reward, "grpo_exp.rewards", part, f"reward.parts.{name}") for name, part in options.parts.items()}
     check_roles(parts)
-    return RewardSum(parts)
+    return RewardSum(parts, Failures(options.on_error, options.max_failed, options.timeout))
 
 
 def _choose(base: type[T], package: str, values: Any, key: str) -> T:
@@ -264,10 +272,10 @@ def option_class(section: str, values: dict[str, Any]) -> type[Any]:
     from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
     from grpo_exp.model import ModelOptions
+    from grpo_exp.optim import OptimOptions
     from grpo_exp.rewards.base import Reward
     from grpo_exp.rollout.base import Engine
     from grpo_exp.track import TrackOptions
-    from grpo_exp.train import OptimOptions
 
     kinds: dict[str, tuple[str, type[Any]]] = {
         "algo": ("grpo_exp.algos", Algorithm),

@@ -14,6 +14,11 @@ class DeadlineExceeded(BaseException):
     """The time is up. Not an `Exception`, so that an `except Exception` in the code that is stopped does not swallow it."""
 
 
+def possible() -> bool:
+    """Whether there can be a deadline here: in the main thread of a system with alarms (Linux, macOS; not Windows)."""
+    return threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+
+
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
     """Stop what runs inside after `seconds` by raising DeadlineExceeded in it; an alarm that was set before is set again.
@@ -24,7 +29,7 @@ def deadline(seconds: float) -> Iterator[None]:
         DeadlineExceeded: the time is up.
         RuntimeError: outside the main thread, or on a system without alarms (Windows), where nothing could stop the code.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    if not possible():
         raise RuntimeError("a time limit needs the main thread of a system with alarms (Linux, macOS)")
 
     def stop(signum: int, frame: FrameType | None) -> None:

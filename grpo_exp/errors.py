@@ -7,10 +7,11 @@
     │   └── ModelError          a model, tokenizer or adapter that cannot be loaded or does not fit
     ├── RunError            3   the run failed although its input was accepted
     │   ├── RewardError         a reward raised, or returned something that is not a number
-    │   ├── NumericsError       a loss or gradient that is not finite
+    │   ├── NumericsError       losses, gradients or weights that are not finite
+    │   ├── OutOfMemoryError    memory that is too small for a single row
     │   └── CheckpointError     a checkpoint that cannot be written or read
     ├── Pruned              0   a sweep ended the run early because others do better; that is an answer, not a failure
-    └── Stopped       130/143   a signal asked the run to stop; a checkpoint was written first
+    └── Stopped   128 + signal  a signal asked the run to stop; a checkpoint was written first
 
 Every message says what is wrong, quotes the value, and names the way out. `InputError` is raised before a model loads.
 """
@@ -20,11 +21,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 900
+
 
 class GrpoError(Exception):
-    """Base of all errors raised on purpose; shown to the user as one message, without a traceback."""
+    """Base of all errors raised on purpose; shown to the user as one message, without a traceback.
+
+    The message is one line, whatever it quotes, and loses its middle where it is of more than LONGEST characters.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str) -> None:
+        message = " ".join(line.strip() for line in message.splitlines()).strip()
+        super().__init__(message if len(message) <= LONGEST else f"{message[: LONGEST - 300]} … {message[-297:]}")
 
 
 class InputError(GrpoError):
@@ -54,7 +64,11 @@ class RewardError(RunError):
 
 
 class NumericsError(RunError):
-    """A loss or gradient is not finite."""
+    """Losses, gradients or weights are not finite."""
+
+
+class OutOfMemoryError(RunError):
+    """A single row at a time is too much for the memory."""
 
 
 class CheckpointError(RunError):

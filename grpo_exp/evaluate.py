@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from grpo_exp.batch import Example
 from grpo_exp.experience import EVAL_STREAM, sample_rows
+from grpo_exp.memory import Rows
 from grpo_exp.metrics import RIGHT_ABOVE, Metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
@@ -41,11 +43,13 @@ class Evaluation:
         items: metric name -> one value per item, `[items]`, NaN where it does not apply.
         rows: one per item and sample, for eval.jsonl.
         tokens: completion tokens sampled.
+        notes: what a person should know of it.
     """
 
     items: dict[str, Tensor]
     rows: list[dict[str, Any]]
     tokens: int
+    notes: list[str] = field(default_factory=list)
 
     @property
     def metrics(self) -> Metrics:
@@ -86,7 +90,7 @@ class Evaluator:
     """Asks the held-out items and scores the answers."""
 
     def __init__(
-        self, policy: Policy, engine: Engine, rewards: RewardSum, examples: list[Example], options: EvalOptions, rows: int
+        self, policy: Policy, engine: Engine, rewards: RewardSum, examples: list[Example], options: EvalOptions, rows: Rows
     ) -> None:
         self.policy, self.engine, self.rewards, self.options, self.rows = policy, engine, rewards, options, rows
         count = min(options.max_items or len(examples), len(examples))
@@ -96,7 +100,12 @@ class Evaluator:
         options = self.options
         sampling = Sampling(options.temperature, options.max_new_tokens, options.samples, (options.seed, EVAL_STREAM, 0))
         prompts = self.policy.prompts(self.examples)
-        rollout = self.engine.sample(self.policy, prompts, sampling, self.rows)
+        rollout = self.rows.attempt(
+            partial(self.engine.sample, self.policy, prompts, sampling),
+            "evaluation",
+            prompts.tokens.shape[1],
+            options.max_new_tokens,
+        )
         rewards = self.rewards(rollout.completions())
         answers = [self.rewards.outcome_part.answer(text) for text in rollout.texts]
         rows = [
@@ -111,8 +120,10 @@ class Evaluator:
         items["eval/reward"] = rewards.total.double().view_as(right).mean(-1)
         if "format" in rewards.parts:
             items["eval/format"] = (rewards.parts["format"] > RIGHT_ABOVE).double().view_as(right).mean(-1)
+        if rewards.failed is not None:
+            items["eval/failed_frac"] = rewards.failed.double().view_as(right).mean(-1)
         items |= _by_category(items["eval/pass@1"], [e.category for e in self.examples])
-        return Evaluation(items, rows, int(rollout.mask.sum()))
+        return Evaluation(items, rows, int(rollout.mask.sum()), rewards.notes)
 
 
 def _items(right: Tensor, answers: list[str | None] | None, samples: int) -> dict[str, Tensor]:

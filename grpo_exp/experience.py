@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from grpo_exp.advantages import contrast
 from grpo_exp.batch import Example, Prompts, Rewards, Rollout, TokenBatch, concatenate
+from grpo_exp.memory import Rows
 from grpo_exp.metrics import Metrics, reward_metrics, text_metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
@@ -22,6 +24,8 @@ from grpo_exp.replay import Replay, ReplayOptions
 from grpo_exp.rewards.base import RewardSum
 from grpo_exp.rollout.base import Engine, Sampling
 
+FLAT_FRAC, FLAT_STEPS = 0.9, 20
+"""A run is said to have no signal where more than this share of the groups had equal rewards for so many steps in a row."""
 TRAIN_STREAM, EVAL_STREAM, MINIBATCH_STREAM, REPLAY_STREAM, DROPOUT_STREAM = range(5)
 """Names of the random streams, so that sampling, evaluation, minibatches, replay and dropout never share numbers."""
 
@@ -65,6 +69,7 @@ class Experience:
         samples: rows for samples.jsonl, without the step.
         tokens: completion tokens that were sampled for it, also those of rows that are not in the batch.
         weight_max: where the importance weights of replayed rows are cut off.
+        notes: what a person should know of it.
         keep: called with the batch once it has all log-probs, for a source that remembers some of them.
     """
 
@@ -74,11 +79,15 @@ class Experience:
     samples: list[dict[str, Any]] = field(default_factory=list)
     tokens: int = 0
     weight_max: float = math.inf
+    notes: list[str] = field(default_factory=list)
     keep: Callable[[TokenBatch], None] = lambda batch: None
 
 
 class Source(Protocol):
-    """What the loop draws from."""
+    """What the loop draws from: batches made of `examples`."""
+
+    @property
+    def examples(self) -> Sequence[Example]: ...
 
     def draw(self, step: int) -> Experience: ...
 
@@ -134,12 +143,13 @@ class Online:
         order: PromptOrder,
         sampling: Sampling,
         prompts_per_step: int,
-        rows: int,
+        rows: Rows,
         options: ExperienceOptions,
     ) -> None:
         self.policy, self.engine, self.rewards, self.examples, self.order = policy, engine, rewards, examples, order
         self.sampling, self.count, self.rows, self.options = sampling, prompts_per_step, rows, options
         self.replay = Replay(options.replay, (sampling.key[0], REPLAY_STREAM))
+        self._flat = 0  # steps in a row, up to now, in which nearly all groups had equal rewards
 
     def draw(self, step: int) -> Experience:
         rounds = self._rounds(step)
@@ -164,7 +174,19 @@ class Online:
             self.replay.add(fresh, step)
             batch = fresh if earlier is None else concatenate([fresh, earlier])
         tokens = int(rollout.mask.sum())
-        return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens, self.options.replay.weight_max)
+        notes = [*rewards.notes, *self._without_signal(metrics["reward/zero_std_frac"])]
+        return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens, self.options.replay.weight_max, notes)
+
+    def _without_signal(self, frac: float) -> list[str]:
+        """A warning, where nearly all groups of many steps had equal rewards; again after as many such steps."""
+        self._flat = self._flat + 1 if frac > FLAT_FRAC else 0
+        if not self._flat or self._flat % FLAT_STEPS:
+            return []
+        return [
+            f"for {self._flat} steps more than {FLAT_FRAC:.0%} of the groups had equal rewards, from which nothing is learned: "
+            "the items are too easy or too hard for the policy, or the reward says too little. What may help: a larger G, a "
+            "higher temperature, other items, a stage of algo=sft before, experience.dynamic_sampling=true"
+        ]
 
     def _rounds(self, step: int) -> list[_Round]:
         """Sample until enough groups have contrast, or once."""
@@ -184,7 +206,12 @@ class Online:
         prompts = self.policy.prompts([self.examples[i] for i in indices])
         seed, stream, _ = self.sampling.key
         sampling = dataclasses.replace(self.sampling, key=(seed, stream, step), first_prompt=asked)
-        rollout = self.engine.sample(self.policy, prompts, sampling, self.rows)
+        rollout = self.rows.attempt(
+            partial(self.engine.sample, self.policy, prompts, sampling),
+            "sampling",
+            prompts.tokens.shape[1],
+            sampling.max_new_tokens,
+        )
         sampled = time.perf_counter()
         rewards = self.rewards(rollout.completions())
         different = contrast(rewards.outcome, rollout.group.cpu())
@@ -193,7 +220,7 @@ class Online:
         return _Round(rollout, rewards, _batch(rollout, rewards), different, (sampled - started, time.perf_counter() - sampled))
 
     def state(self) -> dict[str, Any]:
-        return {"order": self.order.state(), "replay": self.replay.state()}
+        return {"order": self.order.state(), "replay": self.replay.state(), "flat": self._flat}
 
     def tensors(self) -> dict[str, Tensor]:
         return self.replay.tensors()
@@ -201,6 +228,7 @@ class Online:
     def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.order.load(state["order"])
         self.replay.load(state["replay"], tensors)
+        self._flat = state["flat"]
 
 
 def _batch(rollout: Rollout, rewards: Rewards) -> TokenBatch:
@@ -231,6 +259,8 @@ def _joined(rounds: list[_Round], whole: TokenBatch) -> tuple[Rollout, Rewards]:
         total=torch.cat([part.total for part in parts]),
         parts={name: torch.cat([part.parts[name] for part in parts]) for name in parts[0].parts},
         outcome=torch.cat([part.outcome for part in parts]),
+        failed=None if parts[0].failed is None else torch.cat([part.failed for part in parts if part.failed is not None]),
+        notes=[note for part in parts for note in part.notes],
     )
     prompts = [done.rollout.prompts for done in rounds]
     asked = Prompts(

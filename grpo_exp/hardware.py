@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from typing import Any
 
 from grpo_exp.errors import ConfigError
 from grpo_exp.options import option
+
+GLIBC = {"M_MMAP_THRESHOLD": (-3, 2**30), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 2**26)}
+"""mallopt(3): blocks below a GiB come from the heap, which is not cut down and grows by 64 MiB at a time."""
 
 
 @dataclass
@@ -20,6 +24,7 @@ class HardwareOptions:
     threads: int = option("CPU threads of torch; 0 for one a core", low=0)
     rollout_rows: Any = option("rows sampled at a time; auto fits them into memory")
     update_rows: Any = option("rows in one micro-batch of the update; auto fits them into memory")
+    keep_memory: bool = option("hold freed memory for the next step instead of giving it back to the system (glibc)")
 
     def __post_init__(self) -> None:
         for key in ("rollout_rows", "update_rows"):
@@ -52,9 +57,24 @@ def prepare(options: HardwareOptions, dtype: str) -> Machine:
     device = torch.device(name)
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.keep_memory:
+        keep_memory()
     if dtype == "auto":
         dtype = "bfloat16" if name == "cuda" and torch.cuda.is_bf16_supported() else "float32"
     return Machine(device, getattr(torch, dtype))
+
+
+def keep_memory() -> None:
+    """Have glibc hold freed memory, after it gave back what an earlier run held; with another C library, do nothing.
+
+    By default it returns large blocks at once, and the system clears each page anew when the next step asks for them, which
+    takes a good part of a step. The most that is held at a time is the same, but it is held to the end of the process.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+        for parameter, value in GLIBC.values():
+            libc.mallopt(parameter, value)
 
 
 def fit_rows(wanted: Any, rows: int, bytes_a_row: float, device: Any) -> int:

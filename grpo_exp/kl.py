@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +81,7 @@ class Weight:
     def observe(self, metrics: Metrics) -> None:
         """Told the metrics of a step; without `kl/mean` nothing changes."""
         target, measured = self._kl.target, metrics.get("kl/mean")
-        if target is not None and measured is not None:
+        if target is not None and measured is not None and math.isfinite(measured):
             self.value *= 1 + min(0.2, max(-0.2, measured / target - 1)) / self._kl.horizon
 
     def state(self) -> dict[str, Any]:

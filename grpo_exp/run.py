@@ -14,22 +14,26 @@ from omegaconf import DictConfig
 
 from grpo_exp import config as configuration
 from grpo_exp import earlier
-from grpo_exp.errors import ConfigError, DataError, nearest
+from grpo_exp.errors import ConfigError, DataError, ModelError, nearest
 
 if TYPE_CHECKING:
     from grpo_exp.batch import Example
+    from grpo_exp.checkpoint import Checkpoints
     from grpo_exp.config import Config
     from grpo_exp.data.base import Dataset
     from grpo_exp.earlier import Earlier
     from grpo_exp.evaluate import HeldOut
     from grpo_exp.experience import Source
     from grpo_exp.hardware import Machine
+    from grpo_exp.memory import Rows
     from grpo_exp.policy import Policy
     from grpo_exp.stop import StopSignals
     from grpo_exp.track import Tracker
     from grpo_exp.train import Trainer
 
 Hook = Callable[[int, float], None]
+MEASURED = ("data.", "eval.", "reward.", "objective.")
+"""Options that decide what an evaluation measures."""
 
 
 def run(composed: DictConfig, config: Config | None = None) -> float | None:
@@ -45,7 +49,7 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
     try:
         config = config or configuration.build(composed)
         plain = configuration.anchored(configuration.resolved(composed))
-        del plain["sweep"]  # how trials are run is no part of what is run
+        plain.pop("sweep", None)  # how trials are run is no part of what is run
         secrets = configuration.secret_values(composed)
         if hydra.mode == RunMode.MULTIRUN and config.track.group is None:
             config.track.group = Path(hydra.sweep.dir).name
@@ -62,13 +66,16 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
         _remove_if_empty(folder)
 
 
-def go_on(config: Config, composed: DictConfig, folder: Path, words: Sequence[str]) -> float | None:
-    """Train on in the folder of a run, outside of Hydra.
+def go_on(
+    config: Config, composed: DictConfig, folder: Path, words: Sequence[str], back_to: int | None = None, force: bool = False
+) -> float | None:
+    """Train on in the folder of a run, outside of Hydra: from its newest checkpoint, or `back_to` that of a step in a new
+    branch; with `force` also with other options.
 
     Raises: as `run`.
     """
     plain, secrets = configuration.anchored(configuration.resolved(composed)), configuration.secret_values(composed)
-    before = earlier.find(folder, plain, secrets)
+    before = earlier.find(folder, plain, secrets, back_to, force)
     if before.finished:
         return _nothing_to_do(folder, before)
     return train(config, plain, secrets, folder, _unwatched, words, before=before)
@@ -89,23 +96,25 @@ def train(
     hook: Hook,
     words: Sequence[str] = (),
     trial: int | None = None,
-    before: Earlier | None = None,
+    before: Earlier = earlier.NOTHING,
 ) -> float | None:
     """Load, train, evaluate and write everything into `folder`; returns the objective.
 
     `hook` is called with (step, objective) after each evaluation; `words` are the overrides and `trial` the
     number in a sweep, for the run card; `before` is what an earlier call left in the folder, to go on with.
     """
+    from grpo_exp import branch, track
     from grpo_exp import card as cards
-    from grpo_exp import track
+    from grpo_exp.checkpoint import Checkpoints
     from grpo_exp.hardware import prepare
     from grpo_exp.policy import Policy
     from grpo_exp.record import Record
-    from grpo_exp.stop import StopSignals
+    from grpo_exp.stop import NOTHING_TO_KEEP, StopSignals
+    from grpo_exp.track.files import hold
     from grpo_exp.track.redact import redact
 
-    with StopSignals() as stop, Record(folder, config) as record:
-        with stop.at_once():
+    with StopSignals() as stop, hold(folder), Record(folder, config, before.card) as record:
+        with stop.at_once("before it went on; its checkpoints are as they were" if before.state else NOTHING_TO_KEEP):
             data = config.data.load()
             _check_data(config, data)
             check_reward(config, data.train[0], config.algo.online)
@@ -114,32 +123,67 @@ def train(
             policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
             if config.algo.critic is not None:
                 policy.attach_critic(config.algo.critic)
+            data = fit_prompts(config, data, policy)
             rows = rows_at_once(config, policy, machine, data.train)
-            card = cards.opening(config, data, policy, machine, folder, rows)
+            card = cards.opening(config, data, policy, machine, folder, {name: one.size for name, one in rows.items()})
+            checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, config.objective.direction == "maximize")
+            notes = checkpoints.check_room(policy.state().values(), config.root.steps)
+            if before.forced:
+                _check_fit(policy, config, before)
         card["overrides"] = redact(_by_key(words), secrets)
-        notes = _continue(card, before)
+        notes += _continue(card, before)
+        if before.back_to is not None:
+            card["branch"] = branch.begin(folder, before.card, before.back_to) | {"changed": before.forced}
         if trial is not None:
             card["trial"] = trial
         record.open(tracker, card, redact(plain, secrets))
-        trainer = _assemble(config, data, policy, tracker, folder, rows, hook, stop)
+        trainer = _assemble(config, data, policy, tracker, checkpoints, rows, hook, stop)
         record.trainer = trainer
-        for note in notes:
+        for note in [*policy.notes, *notes]:
             tracker.note(note, "warn")
-        result = trainer.run(before.state if before else None)
+        result = trainer.run(before.state, bool(before.forced))
         _export(config, policy, folder)
         record.close(result)
     return result.objective
 
 
-def _continue(card: dict[str, Any], before: Earlier | None) -> list[str]:
+def _continue(card: dict[str, Any], before: Earlier) -> list[str]:
     """Note in the card that the run goes on from a checkpoint; returns what a person should know about that."""
-    if before is None or before.state is None:
-        return before.notes if before else []
-    card["resumed_from"] = before.state.progress["step"]
+    if before.state is None:
+        return before.notes
+    progress = before.state.progress
+    card |= {"resumed_from": progress["step"], "resumed_evaluation": progress["evaluated"]}
+    card |= {"branch": before.card["branch"]} if "branch" in before.card else {}
     card["overrides"] = (before.card.get("overrides") or {}) | card["overrides"]
     changed = earlier.differences(before.card, card)
-    inexact = [f"not bit for bit the run that it was: {'; '.join(changed[:4])}"] if changed else []
-    return before.notes + inexact
+    notes = [*before.notes, *([f"not bit for bit the run that it was: {'; '.join(changed[:4])}"] if changed else [])]
+    if before.forced:
+        notes.append(f"forced to go on from step {progress['step']} with other options: {'; '.join(before.forced)}")
+    if any(change.startswith(MEASURED) for change in before.forced):  # what was measured before says nothing about it
+        progress |= {"before": None, "after": None, "evaluated": -1}
+        card["resumed_evaluation"] = progress["step"] - 1
+    if not before.same_machine:
+        progress["rows"] = {}  # which were asked for anew
+    return notes
+
+
+def _check_fit(policy: Policy, config: Config, before: Earlier) -> None:
+    """The weights of a checkpoint, and so their optimizer, fit a model that other options made.
+
+    Raises:
+        ModelError: they do not.
+    """
+    assert before.state is not None
+    saved = {name: x.shape for name, x in before.state.weights.items()}
+    moved = config.algo.moves_reference and not any(name.startswith("reference.") for name in saved)
+    saved = {name: shape for name, shape in saved.items() if not name.startswith("reference.")}
+    own = {name: x.shape for name, x in policy.state().items()}
+    different = [name for name in {*saved, *own} if saved.get(name) != own.get(name)] + ["reference"] * moved
+    if different:
+        raise ModelError(
+            f"force=true: the checkpoint of step {before.state.progress['step']} does not fit: {', '.join(before.forced)} "
+            f"changes {len(different)} tensors ({', '.join(sorted(different)[:3])}). Begin a new run with these options"
+        )
 
 
 def _unwatched(step: int, objective: float) -> None:
@@ -152,7 +196,8 @@ def _trial(hydra: Any, config: Config) -> Hook | None:
         return None
     from grpo_exp.sweep.trial import Reporter
 
-    return Reporter(Path(hydra.sweep.dir), hydra.sweeper.trial, config.root.seed, config.root.steps)
+    url = hydra.sweeper.get("storage")
+    return Reporter(Path(hydra.sweep.dir), hydra.sweeper.trial, config.root.seed, config.root.steps, url)
 
 
 def _by_key(words: Sequence[str]) -> dict[str, str]:
@@ -165,19 +210,17 @@ def _assemble(
     data: Dataset,
     policy: Policy,
     tracker: Tracker,
-    folder: Path,
-    rows: dict[str, int],
+    checkpoints: Checkpoints,
+    rows: dict[str, Rows],
     hook: Hook,
     stop: StopSignals,
 ) -> Trainer:
     """The trainer with all it needs."""
-    from grpo_exp.checkpoint import Checkpoints
     from grpo_exp.train import Trainer
 
     root = config.root
     source = _source(config, data, policy, rows)
     measure = evaluator(config, policy, data.heldout, rows) if data.heldout else None
-    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, config.objective.direction == "maximize")
     return Trainer(
         policy,
         config.algo,
@@ -191,14 +234,14 @@ def _assemble(
         max_tokens=config.experience.max_tokens,
         seed=root.seed,
         temperature=root.temperature,
-        update_rows=rows["update_rows"],
+        rows=rows,
         objective=config.objective.metric,
         hook=hook,
         stop=stop,
     )
 
 
-def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, int]) -> Source:
+def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows]) -> Source:
     """Where the run's batches come from."""
     from grpo_exp.experience import TRAIN_STREAM, Offline, Online
     from grpo_exp.pairs import Pairs
@@ -226,7 +269,7 @@ def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, int])
     )
 
 
-def evaluator(config: Config, policy: Policy, examples: list[Example], rows: dict[str, int]) -> HeldOut:
+def evaluator(config: Config, policy: Policy, examples: list[Example], rows: dict[str, Rows]) -> HeldOut:
     """What measures the policy on the examples: by the answers it gives, or by the pairs it gets right."""
     from grpo_exp.evaluate import Evaluator
     from grpo_exp.pairs import PairEvaluator
@@ -303,12 +346,20 @@ def check_reward(config: Config, example: Example, needed: bool = True) -> None:
         )
 
 
-def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: list[Example]) -> dict[str, int]:
+def fit_prompts(config: Config, data: Dataset, policy: Policy) -> Dataset:
+    """The data with prompts that leave room for the longest completion; raises as `prompt_length.fit`."""
+    from grpo_exp import prompt_length
+
+    return prompt_length.fit(data, config.data, policy, max(config.root.max_new_tokens, config.eval.max_new_tokens))
+
+
+def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: list[Example]) -> dict[str, Rows]:
     """How many rows sampling, evaluation and update take at a time, from the sizes of the model and of the longest prompt."""
     from grpo_exp.hardware import fit_rows
+    from grpo_exp.memory import Rows
 
     sample = examples[:: max(1, len(examples) // 256)]
-    prompt = max(len(policy.encode_prompt(e.prompt, policy.render(e.prompt))) for e in sample)
+    prompt = max(len(policy.prompt_ids(e)[0]) for e in sample)
     sizes = policy.shape
     layers, hidden = sizes.num_hidden_layers, sizes.hidden_size
     inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
@@ -318,11 +369,15 @@ def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: lis
     activations = 4 * tokens * layers * (14 * hidden + 4 * inner) * trunks
     total = config.root.prompts_per_step * config.root.G
     sampled = len(examples) * config.eval.samples
-    return {
-        "rollout_rows": fit_rows(config.hardware.rollout_rows, total, cache, machine.device),
-        "eval_rows": fit_rows(config.hardware.rollout_rows, max(total, sampled), cache, machine.device),
-        "update_rows": fit_rows(config.hardware.update_rows, total, activations, machine.device),
+    hardware, device = config.hardware, machine.device
+    sizes = {
+        "rollout_rows": fit_rows(hardware.rollout_rows, total, cache, device),
+        "eval_rows": fit_rows(hardware.rollout_rows, max(total, sampled), cache, device),
+        "update_rows": fit_rows(hardware.update_rows, total, activations, device),
     }
+    about = f"prompts_per_step={config.root.prompts_per_step} G={config.root.G}"
+    option = {name: f"hardware.{name.replace('eval', 'rollout')}" for name in sizes}
+    return {name: Rows(size, option[name], about) for name, size in sizes.items()}
 
 
 def _export(config: Config, policy: Policy, folder: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -14,6 +16,7 @@ from grpo_exp.errors import ConfigError, nearest
 
 T = TypeVar("T")
 _SCALARS = (str, int, float, bool)
+_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
 
 
 def make(cls: type[T], values: Any, key: str) -> T:
@@ -143,10 +146,6 @@ def refuse_unknown(values: dict[str, Any], valid: list[str], key: str) -> None:
 
 def names(cls: type[Any]) -> list[str]:
     return [f.name for f in dataclasses.fields(cls)]
-
-
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def join(key: str, name: str) -> str:

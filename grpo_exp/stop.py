@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -18,55 +19,70 @@ class _Interrupt(KeyboardInterrupt):
     """Raised in the middle of what `at_once` covers; a BaseException, so that no library takes it for an error of its own."""
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Ctrl-C, what systems send before they kill, and what Slurm can be asked to send ahead of that (`--signal=USR1@120`)."""
+ONE_REQUEST = 1.0
+"""Seconds within which signals count as one: a scheduler reaches every process of a job, and a parent passes it on as well."""
+
+NOTHING_TO_KEEP = "before the first step; there is nothing to keep"
+
+
 class StopSignals:
-    """Within, SIGINT and SIGTERM set `signum`, which the loop asks for between two steps; a second one exits with 128 + number.
+    """Within, each of SIGNALS sets `signum`, which the loop asks for between two steps; a second one exits with 128 + number.
 
     Outside the main thread Python allows no handlers, and nothing is changed.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self._came = 0.0
         self._before: dict[int, Any] = {}
         self._interrupts = False
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {s: signal.signal(s, self._handle) for s in SIGNALS}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+        if isinstance(error, _Interrupt):  # between the last line of what `at_once` covers and its end
+            raise self.stopped("between two lines; the same command goes on from the last checkpoint") from None
 
     def __call__(self) -> int | None:
         """The signal that came, if one did."""
         return self.signum
 
-    @contextmanager
-    def at_once(self, when: str = "before the first step") -> Iterator[None]:
-        """Within, a signal does not wait: for work that may be dropped in the middle, such as loading and evaluation.
+    @contextlib.contextmanager
+    def at_once(self, when: str = NOTHING_TO_KEEP) -> Iterator[None]:
+        """Within, a signal does not wait: for work that may be dropped in the middle, such as loading, sampling, evaluation.
 
         Raises:
-            Stopped: a signal came, or had come before.
+            Stopped: a signal came, or had come before; `when` ends its message.
         """
         if self.signum is not None:
-            raise self._stopped(self.signum, when)
-        self._interrupts = True
+            raise self.stopped(when)
         try:
+            self._interrupts = True
             yield
         except _Interrupt:
-            assert self.signum is not None
-            raise self._stopped(self.signum, when) from None
+            raise self.stopped(when) from None
         finally:
             self._interrupts = False
 
-    def _stopped(self, signum: int, when: str) -> Stopped:
-        return Stopped(signum, f"stopped by {signal.Signals(signum).name} {when}; there is nothing to keep")
+    def stopped(self, when: str) -> Stopped:
+        """The error that ends the run on the signal that came."""
+        assert self.signum is not None
+        return Stopped(self.signum, f"stopped by {signal.Signals(self.signum).name} {when}")
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
-            os._exit(128 + signum)
-        self.signum = signum
+            if time.monotonic() - self._came > ONE_REQUEST:
+                os._exit(128 + signum)
+            return
+        self.signum, self._came = signum, time.monotonic()
         if self._interrupts:
             raise _Interrupt
-        os.write(sys.__stderr__.fileno(), b"\nstopping after this step, with a checkpoint; once more to stop at once\n")  # type: ignore[union-attr]
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the terminal is gone
+            os.write(sys.__stderr__.fileno(), b"\nstopping after this step, with a checkpoint; once more to stop at once\n")  # type: ignore[union-attr]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -10,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo_exp.command_line import Request, group_folders, options, parse, read
 from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError, DataError, InputError, nearest
+from grpo_exp.track.files import read_object
+from grpo_exp.track.wording import is_number
 
 FOLDER = "hydra.run.dir="
 SECTIONS = ("data", "reward", "rollout", "hardware", "eval", "model")
@@ -88,7 +88,7 @@ def configuration(subject: Subject, words: list[str], verb: str = "evaluate", al
     if subject.saved is None:
         composed = compose(request.with_words([*subject.words, *request.overrides]))
     else:
-        composed = _changed(OmegaConf.create(subject.saved), request.with_words(subject.words))
+        composed = _changed(_opened(subject.saved), request.with_words(subject.words))
         composed = _changed(composed, request)
     return composed
 
@@ -127,7 +127,14 @@ def with_changes(saved: dict[str, Any], words: list[str]) -> DictConfig:
     Raises:
         ConfigError: a word is no KEY=VALUE, or there is no such option.
     """
-    return _changed(OmegaConf.create(saved), read(words))
+    return _changed(_opened(saved), read(words))
+
+
+def _opened(saved: dict[str, Any]) -> DictConfig:
+    try:
+        return OmegaConf.create(saved)
+    except OmegaConfBaseException as error:  # a date, a list as a key
+        raise DataError(f"config.yaml: {error}") from error
 
 
 def folder_of(words: list[str], kind: str, name: str) -> tuple[Path, list[str]]:
@@ -144,7 +151,8 @@ def folder_of(words: list[str], kind: str, name: str) -> tuple[Path, list[str]]:
 
 def _of_run(run: Path, step: str) -> Subject:
     saved = saved_options(run)
-    complete = sorted(p.parent for p in (run / "checkpoints").glob("step-*/manifest.json"))
+    sealed = (p.parent for p in (run / "checkpoints").glob("step-*/manifest.json"))
+    complete = sorted(p for p in sealed if p.name.removeprefix("step-").isdecimal())
     found = {int(p.name.removeprefix("step-")): p for p in complete}
     if not found:
         if step or not (run / "export").is_dir():
@@ -171,9 +179,10 @@ def _name(run: Path) -> str:
 
 def _best(checkpoints: list[Path], saved: dict[str, Any]) -> Path:
     """The checkpoint with the best objective; the newest of equal ones."""
-    sign = -1.0 if saved.get("objective", {}).get("direction") == "minimize" else 1.0
-    rated = [(json.loads((p / "manifest.json").read_text(encoding="utf-8")).get("objective"), p) for p in checkpoints]
-    valued = [(sign * value, p.name, p) for value, p in rated if value is not None]
+    objective = saved.get("objective")
+    sign = -1.0 if isinstance(objective, dict) and objective.get("direction") == "minimize" else 1.0
+    rated = [(read_object(p / "manifest.json").get("objective"), p) for p in checkpoints]
+    valued = [(sign * value, p.name, p) for value, p in rated if is_number(value)]
     if not valued:
         raise InputError("no checkpoint of this run was evaluated, so none is the best; name a step")
     return max(valued)[2]
@@ -185,22 +194,15 @@ def saved_options(run: Path) -> dict[str, Any]:
     Raises:
         DataError: it cannot be read.
     """
-    file = run / "config.yaml"
-    try:
-        saved = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise DataError(f"{file}: cannot be read ({error})") from error
-    if not isinstance(saved, dict):
-        raise DataError(f"{file}: expected the run's options, found {type(saved).__name__}")
-    return {str(k): v for k, v in saved.items()}
+    return read_object(run / "config.yaml")
 
 
 # ---- models
 
 
 def _whole_model(path: Path) -> Subject:
-    kinds = json.loads((path / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
-    if str(kinds[0]).endswith("ForSequenceClassification"):
+    kinds = read_object(path / "config.json").get("architectures")
+    if isinstance(kinds, list) and kinds and str(kinds[0]).endswith("ForSequenceClassification"):
         raise InputError(
             f"{path} is a reward model, which answers no prompts: use it as reward=model reward.path={path}, and evaluate the "
             "run that trained it by the run's folder"
@@ -215,7 +217,7 @@ def _adapter(path: Path) -> Subject:
     start = f"model.start_adapter={_quoted(path)}"
     if (path.parent / "run.json").is_file():
         return Subject(f"{_name(path.parent)}_{path.name}", saved_options(path.parent), [start])
-    base = json.loads((path / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    base = read_object(path / "adapter_config.json").get("base_model_name_or_path")
     if not base:
         raise InputError(f"{path}: its adapter_config.json names no base model; add model.path=FOLDER_OR_ID")
     return Subject(path.name, None, ["model=hf", f"model.path={_quoted(base)}", start])

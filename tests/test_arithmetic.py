@@ -18,6 +18,8 @@ def source(**changes: Any) -> Arithmetic:
     values: dict[str, Any] = {
         "name": "arithmetic",
         "kind": "arithmetic",
+        "max_prompt_tokens": None,
+        "long_prompts": "error",
         "pool": "train",
         "train": 200,
         "heldout": 120,

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -221,6 +222,66 @@ def test_a_full_disk_leaves_the_checkpoints_before_untouched(tmp_path: Path, fil
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
     assert made.best == (1, 0.5)
     assert made.save(2, large, 0.9).is_dir()  # there is room again
+
+
+@pytest.mark.parametrize(
+    ("free", "changes", "there", "steps", "said"),
+    [
+        (11, {}, 0, 9, CheckpointError),  # weights of 4 MiB and two moments of each
+        (13, {}, 0, 9, "13 MiB are free"),
+        (47, {}, 0, 9, "take up to 48;"),  # the last two, the best and the next
+        (49, {}, 0, 9, None),
+        (25, {}, 3, 9, None),  # the two that are kept are there already
+        (13, {"keep_last": 1, "keep_best": False}, 0, 9, "take up to"),
+        (25, {"keep_last": 1, "keep_best": False}, 0, 9, None),
+        (25, {"keep_last": 1, "keep_best": False, "export": True}, 0, 9, "take up to"),
+        (29, {"keep_last": 1, "keep_best": False, "export": True}, 0, 9, None),
+        (13, {"every": 0}, 0, 9, None),  # the end's alone
+        (25, {"every": 5}, 0, 9, None),
+    ],
+)
+def test_whether_there_is_room_is_known_before_the_start(
+    tmp_path: Path,
+    free: int,
+    changes: dict[str, Any],
+    there: int,
+    steps: int,
+    said: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = checkpoints(tmp_path, **changes)
+    for step in range(there):
+        made.save(step, state(step), None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, free * 2**20))  # type: ignore[attr-defined]
+    weights = [torch.zeros(2**19), torch.zeros(2**19)]
+    if said is CheckpointError:
+        with pytest.raises(CheckpointError, match=rf"MiB are free on the disk of {tmp_path}.*hydra\.run\.dir="):
+            made.check_room(weights, steps)
+    else:
+        assert bool(found := made.check_room(weights, steps)) == bool(said) and all(said in text for text in found)
+
+
+def test_an_objective_measured_later_is_noted_and_decides_which_is_the_best(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    for step, objective in ((1, 0.5), (2, None)):
+        made.save(step, state(step), objective)
+    made.rate(2, 0.9)
+    assert made.best == (2, 0.9) and load(made.folder / "step-000002").progress["step"] == 2
+    again = checkpoints(tmp_path)
+    again.recall()
+    assert again.best == (2, 0.9)
+    assert sorted(p.name for p in (made.folder / "step-000002").iterdir()) == sorted(
+        p.name for p in (made.folder / "step-000001").iterdir()
+    )
+
+
+def test_what_a_kill_left_half_written_goes_when_the_run_goes_on(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    made.save(1, state(1), None)
+    (made.folder / ".writing-000002").mkdir()
+    (made.folder / ".writing-000002" / "weights.safetensors").write_bytes(bytes(100))
+    checkpoints(tmp_path).recall()
+    assert [p.name for p in made.folder.iterdir()] == ["step-000001"]
 
 
 def test_an_export_is_whole_or_the_old_one(tmp_path: Path) -> None:

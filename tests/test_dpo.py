@@ -21,6 +21,7 @@ from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError
 from grpo_exp.evaluate import EvalOptions
 from grpo_exp.kl import Reference
+from grpo_exp.memory import Rows
 from grpo_exp.pairs import PairEvaluator, Pairs, pair_batch
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import PromptOrder
@@ -285,7 +286,7 @@ def test_pair_accuracy_by_hand() -> None:
     algorithm = Told(**{name: getattr(dpo(pairs="stored"), name) for name in (f.name for f in dataclasses.fields(DPO))})
     options = EvalOptions(every=0, start=True, samples=1, temperature=0.0, max_items=0, max_new_tokens=30, seed=0)
     model.freeze_reference()
-    found = PairEvaluator(model, algorithm, PAIRS[:4], options, rows=100)(7)
+    found = PairEvaluator(model, algorithm, PAIRS[:4], options, rows=Rows(100))(7)
     assert found.items["eval/pair_accuracy"].tolist() == [1, 0, 0.5, 1]
     assert found.metrics == {"eval/pair_accuracy": 0.625, "eval/pair_margin": 0.75}
     texts = {"prompt": "1+2=?", "chosen": PAIRS[1].chosen, "rejected": PAIRS[1].rejected}

@@ -11,6 +11,7 @@ import torch
 
 from grpo_exp.batch import Completions, Example, Prompts, Rollout
 from grpo_exp.evaluate import EvalOptions, Evaluation, Evaluator
+from grpo_exp.memory import Rows
 from grpo_exp.rewards.base import Reward, RewardSum
 from grpo_exp.rollout.base import Sampling
 
@@ -84,7 +85,7 @@ SAID = {"a": ["A", "A", "q", "B~"], "b": ["q", "q", "b", "b"], "c": ["", "", "",
 
 
 def evaluation(said: dict[str, list[str]] = SAID, **changes: Any) -> Evaluation:
-    return Evaluator(Names(), Script(said), rewards(), ITEMS, options(**changes), 100)(7)  # type: ignore[arg-type]
+    return Evaluator(Names(), Script(said), rewards(), ITEMS, options(**changes), Rows(100))(7)  # type: ignore[arg-type]
 
 
 def test_metrics_by_hand() -> None:
@@ -147,13 +148,13 @@ def test_majority_is_there_from_the_start_and_only_where_the_reward_knows_answer
     silent = evaluation({name: [""] * 4 for name in SAID})
     assert silent.metrics["eval/maj@k"] == 0
     unknowing = RewardSum({"shout": Shout("shout", 1.0, "outcome")})
-    found = Evaluator(Names(), Script(SAID), unknowing, ITEMS, options(), 100)(1)  # type: ignore[arg-type]
+    found = Evaluator(Names(), Script(SAID), unknowing, ITEMS, options(), Rows(100))(1)  # type: ignore[arg-type]
     assert "eval/maj@k" not in found.items and "eval/pass@k" in found.items
 
 
 def test_one_category_has_no_columns_of_its_own() -> None:
     same = [Example(e.id, e.prompt, e.answer, "only") for e in ITEMS]
-    found = Evaluator(Names(), Script(SAID), rewards(), same, options(), 100)(1)  # type: ignore[arg-type]
+    found = Evaluator(Names(), Script(SAID), rewards(), same, options(), Rows(100))(1)  # type: ignore[arg-type]
     assert not [name for name in found.items if name.startswith("eval/pass@1/")]
 
 
@@ -177,7 +178,7 @@ def test_difference_is_paired_by_item() -> None:
 
 def test_every_evaluation_asks_in_the_same_way() -> None:
     engine = Script(SAID)
-    evaluator = Evaluator(Names(), engine, rewards(), ITEMS, options(), 100)  # type: ignore[arg-type]
+    evaluator = Evaluator(Names(), engine, rewards(), ITEMS, options(), Rows(100))  # type: ignore[arg-type]
     evaluator(0)
     evaluator(50)
     (first, rows), (second, _) = engine.calls
@@ -191,10 +192,10 @@ def test_every_evaluation_asks_in_the_same_way() -> None:
 def test_fewer_items_are_a_fair_share_of_every_category(count: int) -> None:
     """Data often go through the categories in turn; every third item of such a list is all of one kind."""
     items = [Example(f"e{i}", "p", "A", ("easy", "medium", "hard")[i % 3]) for i in range(120)]
-    evaluator = Evaluator(Names(), Script({}), rewards(), items, options(max_items=count), 100)  # type: ignore[arg-type]
+    evaluator = Evaluator(Names(), Script({}), rewards(), items, options(max_items=count), Rows(100))  # type: ignore[arg-type]
     chosen = [e.id for e in evaluator.examples]
     assert len(set(chosen)) == len(chosen) == min(count, 120)
     by_category = [sum(e.category == c for e in evaluator.examples) for c in ("easy", "medium", "hard")]
     assert max(by_category) - min(by_category) <= 1
-    again = Evaluator(Names(), Script({}), rewards(), items, options(max_items=count), 100)  # type: ignore[arg-type]
+    again = Evaluator(Names(), Script({}), rewards(), items, options(max_items=count), Rows(100))  # type: ignore[arg-type]
     assert [e.id for e in again.examples] == chosen

@@ -13,11 +13,13 @@ import torch
 from toy_policy import policy
 
 from grpo_exp import config as configuration
+from grpo_exp import experience as experience_module
 from grpo_exp import run
 from grpo_exp.batch import Completions, Example, Prompts, Rollout
 from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError
 from grpo_exp.experience import Experience, ExperienceOptions, Offline, Online
+from grpo_exp.memory import Rows
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import PromptOrder
 from grpo_exp.replay import ReplayOptions
@@ -80,7 +82,7 @@ def online(
     options = experience(**changes)
     order = PromptOrder(examples, 0, 0, options.skip_visits)
     engine = engine or TorchEngine("torch", 1.0, 0, [])
-    return Online(model, engine, rewards, examples, order, Sampling(1.0, 5, 4, (3, 0, 0)), 2, 100, options)
+    return Online(model, engine, rewards, examples, order, Sampling(1.0, 5, 4, (3, 0, 0)), 2, Rows(100), options)
 
 
 def scripted(**table: str) -> Script:
@@ -239,6 +241,31 @@ def test_prompts_that_teach_nothing_rest() -> None:
     assert sorted(ids(drawn[0]) + ids(drawn[1])) == list("abcd")
     assert "a" not in [name for one in drawn[2:] for name in ids(one)]
     assert [one.metrics["signal/resting_frac"] for one in drawn] == [0, 0, 0.25, 0.25, 0.25]
+
+
+# ---- no signal
+
+
+def test_many_steps_without_contrast_are_told_also_across_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told after so many steps in a row, and again after as many; a step with contrast begins anew."""
+    monkeypatch.setattr(experience_module, "FLAT_STEPS", 3)
+
+    def flat(outcomes: str) -> Online:
+        made = online(asks(*NAMES), scripted(**dict.fromkeys(NAMES, outcomes)))
+        made.rewards.parts = {"script": made.rewards.parts["script"]}  # no length, which would differ
+        return made
+
+    source = flat("0000")
+    drawn = [source.draw(step) for step in range(1, 8)]
+    assert [len(one.notes) for one in drawn] == [0, 0, 1, 0, 0, 1, 0]
+    assert "for 6 steps more than 90% of the groups had equal rewards" in drawn[5].notes[0]
+    again = flat("0000")
+    again.load(json.loads(json.dumps(source.state())), source.tensors())
+    assert [len(again.draw(step).notes) for step in (8, 9, 10)] == [0, 1, 0]
+    half = in_order("0001", "0000", "0000", "0000", "0001", "0000", "0000", "0000")  # two prompts a step: every other step
+    mixed = online(asks(*NAMES), half)
+    mixed.rewards.parts = {"script": mixed.rewards.parts["script"]}
+    assert [len(mixed.draw(step).notes) for step in range(1, 9)] == [0] * 8
 
 
 # ---- state

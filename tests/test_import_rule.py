@@ -14,13 +14,17 @@ PACKAGE = Path(__file__).parents[1] / "grpo_exp"
 LEVELS: list[set[str]] = [
     {"errors", "options", "batch", "ops"},
     {"losses", "advantages", "kl", "stats", "metrics", "critic", "preferences", "deadline", "answers.*"},
-    {"algos.*", "rewards.*"},
+    {"algos.*", "rewards.*", "scoring"},
     {
         *("data.*", "rows.*", "prompt_order", "replay"),
         *("model", "tiny", "policy", "rollout.*", "track.*", "classifier", "checkpoint", "hardware", "stop"),
+        *("memory", "optim", "prompt_length"),
     },
-    {"schema", "command_line", "compose", "config", "sweep.options", "experience", "evaluate", "pairs", "train"},
-    {"run", "earlier", "record", "card", "subject", "app", "sweep.*", "report.*", "verbs.*", "__main__"},
+    {
+        *("schema", "command_line", "compose", "config", "sweep.options"),
+        *("experience", "evaluate", "pairs", "learner", "dump", "train"),
+    },
+    {"run", "branch", "earlier", "record", "card", "subject", "app", "sweep.*", "report.*", "verbs.*", "__main__"},
 ]
 """`name` is grpo_exp/name.py; `folder.*` is every file of a folder, its `__init__` included."""
 

@@ -198,7 +198,6 @@ def test_another_machine_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (["resume=nowhere"], "nowhere"),
         (["resume", "run", "beta=1"], "beta=1: resume takes"),
         (["resume", "run", "stps=9"], "stps"),
-        (["resume", "run@1"], "run@1"),
     ],
 )
 def test_errors(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

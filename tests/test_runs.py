@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from command import SMALL, Answer, call
+from command import SMALL, Answer, call, start
 
 from grpo_exp import app
 from grpo_exp.config import Config
 from grpo_exp.errors import ConfigError
+from grpo_exp.track.files import hold
 
 RUN = Path("run")
 HERE = [*SMALL, f"hydra.run.dir={RUN}"]
@@ -90,7 +93,7 @@ def test_a_folder_of_another_run_is_refused(capsys: pytest.CaptureFixture[str]) 
     answer = call(capsys, *HERE, "beta=0.5", "data.seed=3")
     assert answer.code == 2
     message = only_message(answer)
-    assert "holds a run of another configuration (beta, data.seed, algo.beta differ)" in message
+    assert "holds a run of another configuration (beta: 0.04 -> 0.5, data.seed: 0 -> 3, algo.beta: 0.04 -> 0.5)" in message
     assert "hydra.run.dir=" in message
     assert files(RUN) == before
 
@@ -126,7 +129,7 @@ def test_a_failing_run(error: str, said: str, capsys: pytest.CaptureFixture[str]
 def test_an_error_nobody_thought_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from grpo_exp.train import Trainer
 
-    def run(self: Trainer, state: object) -> None:
+    def run(self: Trainer, *state: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.\nmore")
 
     monkeypatch.setattr(Trainer, "run", run)
@@ -150,7 +153,7 @@ def test_an_error_nobody_thought_of(capsys: pytest.CaptureFixture[str], monkeypa
 def test_wrong_input_that_shows_late(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from grpo_exp.train import Trainer
 
-    def run(self: Trainer, state: object) -> None:
+    def run(self: Trainer, *state: object) -> None:
         raise ConfigError("reward.path: wrong after all")
 
     monkeypatch.setattr(Trainer, "run", run)
@@ -188,6 +191,33 @@ def test_a_plain_grid(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     ]
     assert [card(folder / number)["beta"] for number in ("0", "1")] == [0.01, 0.1]
     assert groups == [folder.name, folder.name]
+
+
+def test_a_second_process_is_kept_out_of_a_runs_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, *HERE).code == 0
+    before = files(RUN)
+    with hold(RUN):
+        answer = call(capsys, *HERE, "steps=3")
+    assert answer.code == 2 and "another process is writing the run in" in only_message(answer)
+    assert files(RUN) == before
+    code = """
+import os, sys, time
+from pathlib import Path
+from grpo_exp.track.files import hold
+with hold(Path("run")):
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+    time.sleep(60)
+"""
+    with start(Path(), code=code) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+    try:
+        assert call(capsys, *HERE, "steps=3").code == 0, "a process that it forked off does not hold on to it"
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_failed_run_does_not_end_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,27 +7,22 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_policy import batch, policy
+from toy_loop import Recording, loop, options
 
 from grpo_exp import checkpoint, config, run
 from grpo_exp.algos.base import Algorithm
 from grpo_exp.algos.grpo import GRPO
-from grpo_exp.batch import LossSum, Outputs, TokenBatch
+from grpo_exp.batch import TokenBatch
 from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError, NumericsError, RunError
-from grpo_exp.experience import Experience
 from grpo_exp.policy import Policy
-from grpo_exp.stop import StopSignals
-from grpo_exp.track.base import Tracker
 from grpo_exp.track.wording import spread
-from grpo_exp.train import OptimOptions, Trainer
 
 Row = dict[str, Any]
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -420,97 +415,6 @@ def test_what_the_optimizer_would_refuse_is_refused_before_the_model_loads(word:
         config.build(compose(["model=tiny_random", word]))
 
 
-def options(**changes: Any) -> OptimOptions:
-    values: Row = {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "clip_grad": 0.0, "warmup_steps": 0}
-    return OptimOptions(**(values | {"schedule": "constant", "min_ratio": 0.0} | changes))
-
-
-@dataclass
-class Recording(Algorithm):
-    """Takes 3 passes in 2 parts, notes the rows it was given, and has a loss that is easily differentiated."""
-
-    passes: int = 3
-    parts: int = 2
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        self.seen: list[list[int]] = []
-        self.counts: list[int] = []
-
-    @property
-    def optimizer_steps(self) -> int:
-        return self.passes * self.parts
-
-    @property
-    def minibatches(self) -> int:
-        return self.parts
-
-    def loss(self, now: Outputs, batch: TokenBatch) -> LossSum:
-        assert batch.advantages is not None
-        self.seen.append(batch.advantages[:, 0].long().tolist())
-        return LossSum(
-            self.factor * now.logp.sum(),
-            {"x": (batch.advantages[:, 0].sum(), torch.tensor(len(batch)))},
-            {"y": batch.advantages.max()},
-        )
-
-    def count(self, batch: TokenBatch) -> torch.Tensor:
-        self.counts.append(len(batch))
-        return torch.tensor(len(batch))
-
-
-class Source:
-    def __init__(self, made: TokenBatch) -> None:
-        self.made = made
-
-    def draw(self, step: int) -> Experience:
-        return Experience(self.made, None, {})
-
-    def state(self) -> Row:
-        return {}
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def load(self, state: Row, tensors: dict[str, torch.Tensor]) -> None: ...
-
-
-class Memory(Tracker):
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def metrics(self, row: Row) -> None:
-        self.rows.append(row)
-
-
-def loop(
-    folder: Path, algorithm: Algorithm, optim: OptimOptions, update_rows: int = 2, steps: int = 2, lr: float = 0.01
-) -> tuple[Trainer, Memory]:
-    model = policy("llama")
-    made = batch(model)
-    made = made.with_(advantages=torch.arange(6.0)[:, None].expand_as(made.tokens))  # the row's number
-    tracker = Memory()
-    trainer = Trainer(
-        model,
-        algorithm,
-        Source(made),
-        None,
-        tracker,
-        checkpoint.Checkpoints(folder, checkpoint.CheckpointOptions(0, 1, False, False), True),
-        optim,
-        lr=lr,
-        steps=steps,
-        max_tokens=0,
-        seed=0,
-        temperature=1.0,
-        update_rows=update_rows,
-        objective="eval/pass@1",
-        hook=lambda step, value: None,
-        stop=StopSignals(),
-    )
-    return trainer, tracker
-
-
 def test_each_pass_sees_every_row_once_and_groups_stay_together(tmp_path: Path) -> None:
     algorithm = Recording("r", "r")
     trainer, tracker = loop(tmp_path, algorithm, options(), update_rows=4)
@@ -535,7 +439,7 @@ def test_gradients_of_micro_batches_add_up_and_are_clipped(tmp_path: Path) -> No
         trainer, tracker = loop(tmp_path, Recording("r", "r", passes=1, parts=1), options(clip_grad=0.5), update_rows, steps=1)
         trainer.run()
         norms[update_rows] = tracker.rows[0]["grad/norm"]
-        clipped = torch.cat([p.grad.flatten() for p in trainer.parameters if p.grad is not None]).norm().item()
+        clipped = torch.cat([p.grad.flatten() for p in trainer.optimizer.parameters if p.grad is not None]).norm().item()
         assert clipped == pytest.approx(0.5, rel=1e-4)
         assert norms[update_rows] > 1  # the norm before clipping is what is recorded
     assert norms[1] == pytest.approx(norms[6], rel=1e-5)
@@ -552,9 +456,9 @@ def test_an_optimizer_step_uses_its_own_gradient_alone(tmp_path: Path) -> None:
 def test_weights_move_by_the_rate_of_the_step(tmp_path: Path) -> None:
     """AdamW's first step is the rate, whatever the gradient's size."""
     trainer, tracker = loop(tmp_path, Recording("r", "r", passes=1, parts=1), options(warmup_steps=10), steps=1)
-    before = [p.detach().clone() for p in trainer.parameters]
+    before = [p.detach().clone() for p in trainer.optimizer.parameters]
     trainer.run()
-    moved = max((p - q).abs().max().item() for p, q in zip(trainer.parameters, before, strict=True))
+    moved = max((p - q).abs().max().item() for p, q in zip(trainer.optimizer.parameters, before, strict=True))
     assert tracker.rows[0]["lr"] == pytest.approx(0.001)
     assert moved == pytest.approx(0.001, rel=1e-3)
 

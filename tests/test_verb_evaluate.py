@@ -170,7 +170,7 @@ def test_a_run_without_checkpoints_has_its_export() -> None:
         ([f"{RUN}@x"], "no checkpoint of that step"),
         ([str(SWEEP)], "is a sweep; name one of its runs"),
         ([str(RUN), "beta=0.1"], "beta=0.1: evaluate takes options of data, reward"),
-        ([str(RUN), "data.trian=3"], "data.trian: no such option. Valid: data.name"),
+        ([str(RUN), "data.trian=3"], "data.trian: no such option. Valid: data.max_prompt_tokens"),
         ([str(RUN), "data=arithmetc"], "Did you mean 'arithmetic'"),
         ([str(RUN), "eval.temperature=-1"], "eval.temperature=-1: expected a number at least 0"),
         ([str(RUN), "eval.samples=1,2"], "eval.samples=1,2"),

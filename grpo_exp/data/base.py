@@ -36,6 +36,13 @@ class DataSource:
 
     name: str = option("name of this data set, for the run card and W&B")
     kind: str = option("which loader: the name of a file in grpo_exp/data")
+    max_prompt_tokens: int | None = option(
+        "longest prompt in tokens; null: as many as the model has positions for beside the longest completion", low=1
+    )
+    long_prompts: str = option(
+        "a longer prompt ends the run before it starts, is left out, or loses its beginning; counted in any case",
+        choices=("error", "drop", "truncate_left"),
+    )
 
     def load(self) -> Dataset:
         """Read or generate the items, the same ones at every call.

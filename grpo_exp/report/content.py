@@ -227,5 +227,4 @@ def _value(value: Any) -> Any:
 
 def _cut(text: str, most: int) -> str:
     """At most `most` characters on their lines; control characters, also those that turn the direction, as their escapes."""
-    lines = wording.cut(text, most).split("\n")
-    return "\n".join(line[: len(line) - len(line.lstrip(" "))] + wording.clean(line) for line in lines)
+    return wording.lines(wording.cut(text, most))

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from grpo_exp.track.wording import is_number
+
 Row = dict[str, Any]
 _BLOCK = 1 << 16
 _EVALUATION = b'"kind": "eval"'
@@ -92,5 +94,5 @@ def _rows(lines: list[bytes], points: int | None) -> list[Row]:
 def column(rows: list[Row], name: str) -> np.ndarray:
     """One value a row, `[rows]` float64; NaN where there is none."""
     values = (row.get(name) for row in rows)
-    numbers = [x if isinstance(x, (int, float)) and not isinstance(x, bool) else np.nan for x in values]
+    numbers = [x if is_number(x) else np.nan for x in values]
     return np.array(numbers, dtype=np.float64)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from grpo_exp.errors import InputError
 from grpo_exp.report import lines
 from grpo_exp.report.items import Items, read_items
 from grpo_exp.stats import Interval
+from grpo_exp.track.files import read_yaml
+from grpo_exp.track.wording import is_number
 
 MARKS = ("run.json", "metrics.jsonl", "trial.json", "error.txt")
 """A folder that holds one of them is a run's."""
@@ -205,7 +206,7 @@ def read(folder: Path) -> Run:
     sweep, trial, record = _place(folder)
     run = Run(folder, sweep, trial, record=record)
     card, problem = _load(folder / "run.json", json.loads)
-    config, trouble = _load(folder / "config.yaml", _yaml)
+    config, trouble = _load(folder / "config.yaml", read_yaml)
     run.card, run.config = card, flat(config)
     status, state = card.get("status"), _STATES.get(str(record.get("state")))
     if status in STATUSES:
@@ -236,9 +237,7 @@ def flat(config: Mapping[str, Any], key: str = "") -> dict[str, Any]:
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and np.isfinite(value):
-        return float(value)
-    return None
+    return float(value) if is_number(value) else None
 
 
 def _folders(top: Path) -> Iterator[Path]:
@@ -278,13 +277,9 @@ def _load(path: Path, parse: Any) -> tuple[dict[str, Any], str | None]:
         content = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}, f"{path.name} is missing"
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return {}, f"{path.name} cannot be read ({str(error).splitlines()[0][:100]})"
     return (content, None) if isinstance(content, dict) else ({}, f"{path.name} holds no object")
-
-
-def _yaml(text: str) -> Any:
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _reason(run: Run) -> str | None:

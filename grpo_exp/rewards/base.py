@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import traceback
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from grpo_exp.batch import Completions, Example, Rewards
-from grpo_exp.errors import ConfigError, GrpoError, InputError, RewardError
+from grpo_exp.errors import ConfigError, InputError, RewardError
 from grpo_exp.options import option
+from grpo_exp.scoring import Failures, score
 
 
 @dataclass
@@ -51,9 +50,10 @@ class RewardSum:
         ConfigError: from `check_roles`, when not exactly one part is the outcome.
     """
 
-    def __init__(self, parts: dict[str, Reward]) -> None:
+    def __init__(self, parts: dict[str, Reward], failures: Failures = Failures()) -> None:  # noqa: B008
         check_roles(parts)
-        self.parts = parts
+        self.parts, self.failures = parts, failures
+        self._told: set[str] = set()
         self.outcome_name = next(name for name, part in parts.items() if part.role == "outcome")
 
     @property
@@ -64,14 +64,30 @@ class RewardSum:
         """Score N samples.
 
         Raises:
-            RewardError: a part raised, or returned a wrong number of values or one that is not a finite number or None.
+            RewardError: a part raised, took too long, or returned a wrong number of values or one that is not a finite number
+                or None, and `failures` does not let that pass.
         """
-        columns = {name: _scores(name, part, completions) for name, part in self.parts.items()}  # [N] each
+        scored = {name: score(name, part.score, completions, self.failures) for name, part in self.parts.items()}
+        columns = {name: values for name, (values, _) in scored.items()}  # [N] each
         total = torch.zeros(len(completions))
         for name, part in self.parts.items():
             total += part.weight * torch.nan_to_num(columns[name])  # a part that does not apply adds nothing
         outcome = torch.nan_to_num(columns[self.outcome_name])
-        return Rewards(total=total, parts=columns, outcome=outcome)
+        if self.failures.on_error == "error":
+            return Rewards(total, columns, outcome)
+        rows = {row for _, failed in scored.values() for row in failed}
+        failed = torch.tensor([row in rows for row in range(len(completions))], dtype=torch.bool)
+        return Rewards(total, columns, outcome, failed, self._notes({name: failed for name, (_, failed) in scored.items()}))
+
+    def _notes(self, failed: dict[str, dict[int, str]]) -> list[str]:
+        """What a person should know of failures that are let pass: the first of each part."""
+        new = [name for name, rows in failed.items() if rows and name not in self._told]
+        self._told.update(new)
+        return [
+            f"{next(iter(failed[name].values()))}. It adds nothing to that sample; more of these are counted in "
+            "reward/failed_frac and not told"
+            for name in new
+        ]
 
 
 def check_roles(parts: Mapping[str, Reward]) -> None:
@@ -116,34 +132,10 @@ def check(rewards: RewardSum, example: Example) -> list[tuple[str, dict[str, flo
         token_ids=[[0] * max(1, len(text.split())) for text in texts],
         finished=[True] * len(texts),
     )
+    every = 1 - 1 / len(texts)  # a part that fails on all probes would fail on all samples
     try:
-        result = rewards(completions)
+        result = RewardSum(rewards.parts, dataclasses.replace(rewards.failures, max_failed=every))(completions)
     except RewardError as error:
         raise InputError(f"{error} (tried on data item {example.id} before training)") from error
     seen = {**result.parts, "total": result.total}  # [probes] each
     return [(probe, {name: round(float(values[i]), 6) for name, values in seen.items()}) for i, probe in enumerate(probes)]
-
-
-def _scores(name: str, part: Reward, completions: Completions) -> torch.Tensor:
-    """The part's checked values, NaN for None: `[N]`."""
-    try:
-        values = part.score(completions)
-    except GrpoError:
-        raise  # it explains itself
-    except (Exception, SystemExit) as error:  # SystemExit: sys.exit() in a reward must not end the run as if it were done
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise RewardError(
-            f"reward part '{name}' raised {type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-        ) from error
-    if not isinstance(values, (list, tuple)) or len(values) != len(completions):
-        got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
-        raise RewardError(
-            f"reward part '{name}' returned {got} for {len(completions)} samples; return a list with one value each"
-        )
-    for row, value in enumerate(values):
-        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
-            raise RewardError(
-                f"reward part '{name}' returned {value!r} for sample {row} ({completions.texts[row][:80]!r}); "
-                "return a finite number, or None where the part does not apply"
-            )
-    return torch.tensor([math.nan if v is None else float(v) for v in values], dtype=torch.float32)

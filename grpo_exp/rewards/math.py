@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo_exp.answers import forms, quantities
+from grpo_exp.answers import forms, quantities, symbolic
 from grpo_exp.batch import Completions
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import option
@@ -53,7 +53,8 @@ class MathReward(Reward):
     def score(self, completions: Completions) -> list[float | None]:
         """One value a sample; None where the data item has no reference answer."""
         rows = zip(completions.texts, completions.examples, completions.finished, strict=True)
-        return [self._value(text, example.answer, finished) for text, example, finished in rows]
+        with symbolic.together():
+            return [self._value(text, example.answer, finished) for text, example, finished in rows]
 
     def _value(self, text: str, reference: str | None, finished: bool) -> float | None:
         if reference is None or not (reference := reference_answer(reference)):

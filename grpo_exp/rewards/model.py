@@ -95,12 +95,13 @@ def load(where: Path, device: str) -> tuple[Any, Any]:
     key = f"reward.path={str(where)!r}"
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a progress bar
-            tokenizer: Any = AutoTokenizer.from_pretrained(where)
+            tokenizer: Any = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
             model, about = AutoModelForSequenceClassification.from_pretrained(
-                where, dtype=dtype, use_safetensors=True, output_loading_info=True
+                where, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
             )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ConfigError(f"{key}: the reward model cannot be loaded: {str(error).strip().splitlines()[0][:300]}") from error
+    except Exception as error:  # transformers, tokenizers and safetensors share no class for what they cannot read
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise ConfigError(f"{key}: the reward model cannot be loaded: {reason}") from error
     if missing := sorted(about["missing_keys"]):
         raise ConfigError(f"{key}: the weights of {', '.join(missing[:3])} are missing, so its scores would be random")
     known, largest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())

@@ -63,6 +63,8 @@ def find_file(name: str, key: str) -> Path:
             raise DataError(f"{shown}: a folder; name one file in it{': ' + one_line(', '.join(files)) if files else ''}")
         if not path.exists():
             raise DataError(f"{shown}: {_absent(path)}")
+        if not path.is_file():
+            raise DataError(f"{shown}: a pipe or a device; expected a file that can be read again")
     except (OSError, RuntimeError) as error:  # a folder that may not be entered, a name too long, ~ of an unknown user
         raise DataError(f"{shown}: cannot be read: {one_line(str(error), 200)}") from error
     if path.suffix.lower() not in SUFFIXES:
@@ -196,7 +198,7 @@ def _parquet(path: Path) -> Iterator[Row | RowFault]:
         raise DataError(f"{_shown(path)}: Parquet needs pyarrow: pip install 'grpo-exp[parquet]'") from error
     try:
         values = parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # the latter: texts and times out of range
         raise DataError(f"{_shown(path)}: cannot be read as Parquet: {one_line(str(error), 200)}") from error
     for number, value in enumerate(values, 1):
         yield Row(f"{_shown(path)}: row {number}", number, value)

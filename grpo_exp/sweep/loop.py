@@ -30,7 +30,7 @@ from grpo_exp.sweep.trial import aggregate
 Launch = Callable[[Sequence[Sequence[str]], int], list[Exception | None]]
 """Runs jobs, given as overrides, the first with this number; returns for each None, or the error it ended with."""
 Say = Callable[[str], None]
-TRANSIENT = ("OSError", "MemoryError", "RuntimeError", "OutOfMemoryError", "CheckpointError")
+TRANSIENT = ("OSError", "MemoryError", "RuntimeError", "OutOfMemoryError", "CheckpointError", "StorageInternalError")
 """Errors that may be gone at the next attempt; a bad value, a reward that raises or a NaN comes again."""
 UNMEASURED = 1e9
 """How far a metric that was not measured oversteps its constraint: far, but a number that JSON has."""
@@ -75,6 +75,12 @@ class Sweep:
             if error.errno in results.FULL:
                 raise RunError(f"{error.strerror} in {self.folder}. {ROOM}") from error
             raise
+        except optuna.exceptions.StorageInternalError as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            raise RunError(
+                f"hydra.sweeper.storage={self.search.storage} cannot be used ({reason}). Once it can, the same command goes "
+                "on. hydra.sweeper.storage=null is a journal in the sweep's folder, which nobody locks for long"
+            ) from error
 
     def _run_all(self) -> None:
         with lock(self.folder / ".locks" / "claim", wait=True):

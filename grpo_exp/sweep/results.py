@@ -15,8 +15,10 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from grpo_exp.errors import InputError
+from grpo_exp.errors import DataError, InputError
 from grpo_exp.sweep.study import feasible, own
+from grpo_exp.track.files import read_object
+from grpo_exp.track.wording import is_number
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """No space left on the disk, or in one's share of it."""
@@ -64,15 +66,18 @@ def read(folder: Path, error: Exception | None) -> Ended:
     if isinstance(error, InputError):  # it never began, whatever an older run left in its place
         return Ended(folder, "failed", reason=told, error_type=type(error).__name__)
     try:
-        card: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        card = read_object(folder / "run.json")
+    except DataError:
         return Ended(folder, "missing" if error is None else "failed", reason=told or "the run left no run.json")
     status = str(card.get("status"))
-    tokens, seconds = int(card.get("tokens") or 0), float(card.get("wall_seconds") or 0)
+    numbers = (card.get(key) for key in ("tokens", "wall_seconds", "objective"))
+    tokens, seconds, objective = (x if is_number(x) else None for x in numbers)
+    tokens, seconds = int(tokens or 0), float(seconds or 0)
     if status == "running":
         return Ended(folder, "failed", None, told or "its process was killed", "RuntimeError", tokens, seconds)
     reason = card.get("reason") or card.get("error") or told
-    return Ended(folder, status, card.get("objective"), reason, str(card.get("error_type", "")), tokens, seconds)
+    reason = None if reason is None else str(reason)
+    return Ended(folder, status, objective, reason, str(card.get("error_type", "")), tokens, seconds)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -80,15 +85,15 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     found = []
     with contextlib.suppress(FileNotFoundError):
         for line in (folder / "metrics.jsonl").read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 row = json.loads(line)
                 found += [row] if isinstance(row, dict) else []
     return found
 
 
 def _number(value: Any) -> float:
-    """What a row holds; None, as NaN is written there, is NaN again."""
-    return math.nan if value is None else float(value)
+    """What a row holds; None, as NaN is written there, and what is no number, is NaN."""
+    return float(value) if is_number(value) else math.nan
 
 
 def disk_is_full(folder: Path, ended: Ended) -> bool:
@@ -110,8 +115,8 @@ def write(path: Path, content: dict[str, Any]) -> None:
 def is_told(folder: Path) -> bool:
     """Whether a trial's folder says how it ended."""
     try:
-        return bool(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["state"] != "running")
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(read_object(folder / "trial.json").get("state", "running") != "running")
+    except DataError:
         return False
 
 

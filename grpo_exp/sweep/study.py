@@ -23,6 +23,8 @@ from grpo_exp.errors import ConfigError, InputError
 JOURNAL = "study.journal"
 PLAN, ATTEMPTS, REASON, IMPORTED = "plan", "attempts", "reason", "imported"
 """Names of what the study and its trials remember besides Optuna's own."""
+LOCKED = 60.0
+"""Seconds to wait for a locked SQLite file; five, its own, are too few for several workers."""
 
 
 @contextlib.contextmanager
@@ -100,8 +102,8 @@ def storage(folder: Path, url: str | None) -> BaseStorage:
         if url.startswith("journal://"):
             return JournalStorage(Journal(Path(url.removeprefix("journal://"))))
         try:
-            if url.startswith("sqlite"):  # five seconds, SQLite's own, are too few for several workers
-                return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
+            if url.startswith("sqlite"):
+                return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCKED}})
             made: BaseStorage = optuna.storages.get_storage(url)
             return made
         except Exception as error:  # SQLAlchemy and the drivers raise all kinds
@@ -132,9 +134,12 @@ def open_study(
             load_if_exists=True,
         )
         known = study.user_attrs.get(PLAN)
-    except (ValueError, KeyError, AttributeError, OSError) as error:
+        study.get_trials(deepcopy=False)
+    except ConfigError:
+        raise
+    except Exception as error:  # Optuna and SQLAlchemy raise all kinds on content that is not theirs
         raise InputError(
-            f"{folder / JOURNAL}: the study cannot be read ({type(error).__name__}: {error}). Move it away to begin anew; "
+            f"{_where(folder, url)}: the study cannot be read ({type(error).__name__}: {error}). Move it away to begin anew; "
             "finished runs in the folder are kept and not trained again"
         ) from error
     if known is None:
@@ -148,6 +153,37 @@ def open_study(
             "or the options it was started with"
         )
     return study
+
+
+def load_study(folder: Path, plan: dict[str, Any], pruner: optuna.pruners.BasePruner | None = None) -> optuna.Study:
+    """The study of a sweep, as its sweep.json names it.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return optuna.load_study(study_name=plan["study_name"], storage=storage(folder, plan["storage"]), pruner=pruner)
+    except ConfigError:
+        raise
+    except Exception as error:  # as above
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{_where(folder, plan['storage'])}: the study cannot be read ({reason})") from error
+
+
+def _where(folder: Path, url: str | None) -> str:
+    """The study's place, for a message: of a journal, with the first line that is none of a journal's."""
+    if url is not None and not url.startswith("journal://"):
+        return url
+    path = folder / JOURNAL if url is None else Path(url.removeprefix("journal://"))
+    with contextlib.suppress(OSError):
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            try:
+                good = not line or isinstance(json.loads(line), dict)
+            except (ValueError, RecursionError):
+                good = False
+            if not good:
+                return f"{path}:{number}"
+    return str(path)
 
 
 def _short(value: Any) -> str:

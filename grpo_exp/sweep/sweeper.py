@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,11 @@ from grpo_exp.sweep import choices, mirror, results, workers
 from grpo_exp.sweep.loop import LISTED, Launch, Sweep
 from grpo_exp.sweep.options import SearchOptions, SweepOptions
 from grpo_exp.sweep.space import Comparison, Space
-from grpo_exp.sweep.study import IMPORTED, lock, open_study, own, storage
+from grpo_exp.sweep.study import IMPORTED, load_study, lock, open_study, own
 from grpo_exp.sweep.trial import PLAN_FILE, read_plan
 from grpo_exp.track import TrackOptions
+from grpo_exp.track.redact import redact, without_secrets
+from grpo_exp.track.wording import lines
 
 IGNORED = ("hydra", "sweep", "sweeps", "track", "name")
 """Sections that may change while a sweep goes on: they do not touch what is measured."""
@@ -42,12 +45,16 @@ def sweep(config: DictConfig, context: HydraContext, launcher: Any, arguments: S
     with open_dict(config):
         config.hydra.sweep.dir = str(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder / ".locks" / "sweep", wait=False) as alone:
+    held = folder / ".locks" / "sweep"
+    with lock(held, wait=False) as alone:
         if not alone and not options.join:
             raise ConfigError(
-                f"another process sweeps in {folder}. Wait for it, choose another folder with hydra.sweep.dir=, or add "
-                "sweep.join=true to work alongside"
+                f"another process, {held.read_text()}, sweeps in {folder}. Wait for it, choose another folder with "
+                "hydra.sweep.dir=, or add sweep.join=true to work alongside"
             )
+        if alone:
+            with contextlib.suppress(OSError):  # on a full disk the lock holds without
+                held.write_text(f"{os.getpid()} on {platform.node()}")
         mine = _prepare(config, context, launcher, folder, options, search, space)
         if options.workers > 1:
             workers.run(mine, options.workers)
@@ -153,12 +160,12 @@ def _prepare(
         about = {
             **{key: plan[key] for key in ("space", "metrics", "directions", "seeds", "aggregate", "constraints")},
             "name": folder.name,
-            "fixed": space.fixed,
+            "fixed": [without_secrets(word) for word in space.fixed],
             "sampler": {"name": "grid"} if grid else search.sampler,
             "pruner": search.pruner,
             "n_trials": search.n_trials,
             "study_name": study_name,
-            "storage": search.storage,
+            "storage": redact(search.storage),
         }
         results.write(folder / PLAN_FILE, about)
     return Sweep(folder, study, space, search, options, grid, metrics, _launch(launcher), _say)
@@ -169,7 +176,7 @@ def _base(config: DictConfig, context: HydraContext, space: Space) -> dict[str, 
     composed = context.config_loader.load_sweep_config(config, [*space.fixed, *space.words(space.corners()[0])])
     with open_dict(composed):
         del composed["hydra"]
-    plain = configuration.resolved(composed)
+    plain: dict[str, Any] = redact(configuration.resolved(composed))
     for key in space.distributions:
         _drop(plain, key.lstrip("+").split("."))
     return plain
@@ -193,7 +200,7 @@ def _take_over(study: Any, folder: Path, space: Space) -> None:
 
     plan = read_plan(folder)
     known = {t.user_attrs.get(IMPORTED) for t in study.get_trials(deepcopy=False)}
-    earlier = optuna.load_study(study_name=plan["study_name"], storage=storage(folder, plan["storage"]))
+    earlier = load_study(folder, plan)
     for trial in earlier.get_trials(deepcopy=False):
         mark = f"{folder.name}/{trial.number}"
         if trial.state != TrialState.COMPLETE or mark in known:
@@ -228,7 +235,7 @@ def _error(job: JobReturn) -> Exception | None:
 def _say(text: str) -> None:
     """A line of the sweep's own; where the stream is closed (`| head`) or on a full disk it is lost, and the sweep goes on."""
     with contextlib.suppress(OSError):
-        print(text, flush=True)
+        print(lines(without_secrets(text)), flush=True)
 
 
 def _end(mine: Sweep) -> float | None:

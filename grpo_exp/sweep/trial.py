@@ -5,33 +5,44 @@ All it needs is in the sweep's folder: `sweep.json` says where the study is and 
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.trial import Trial
 
-from grpo_exp.errors import InputError, Pruned
+from grpo_exp.errors import DataError, Pruned
 from grpo_exp.stats import iqm
 from grpo_exp.sweep.choices import pruner
-from grpo_exp.sweep.study import storage
+from grpo_exp.sweep.study import load_study
+from grpo_exp.track.files import read_object
+from grpo_exp.track.wording import is_number
 
 PLAN_FILE = "sweep.json"
+PLAN: dict[str, Any] = {
+    "aggregate": str,
+    "study_name": str,
+    "metrics": list,
+    "pruner": dict,
+    "seeds": (list, NoneType),
+    "storage": (str, NoneType),
+}
+"""What a trial needs to know of its sweep."""
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
     """The sweep's own description.
 
     Raises:
-        InputError: it is not there or cannot be read.
+        DataError: it is not there or cannot be read.
     """
-    try:
-        plan: dict[str, Any] = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder / PLAN_FILE} cannot be read: {error}") from error
+    plan = read_object(folder / PLAN_FILE)
+    missing = [key for key, kind in PLAN.items() if not isinstance(plan.get(key, ...), kind)]
+    if missing:
+        raise DataError(f"{folder / PLAN_FILE}: no {', '.join(missing)}, or of another kind; give the sweep's command again")
     return plan
 
 
@@ -48,10 +59,14 @@ class Reporter:
     test compares seed by seed instead: there each seed is one report.
     """
 
-    def __init__(self, sweep: Path, number: int, seed: int, steps: int) -> None:
+    def __init__(self, sweep: Path, number: int, seed: int, steps: int, storage: str | None = None) -> None:
+        """`storage` is where the study is, which sweep.json says without a password in it."""
         plan = read_plan(sweep)
+        plan["storage"] = storage or plan["storage"]
         self.steps, self.how = steps, plan["aggregate"]
         self.seeds: list[int] = plan["seeds"] or [seed]
+        if seed not in self.seeds:
+            raise DataError(f"{sweep / PLAN_FILE}: its seeds are {self.seeds}, without {seed}; give the sweep's command again")
         self.place = self.seeds.index(seed)
         self.silent = len(plan["metrics"]) > 1 or plan["pruner"].get("name") == "none"
         self.by_seed = plan["pruner"].get("name") == "wilcoxon"
@@ -59,9 +74,7 @@ class Reporter:
         if self.silent:
             return
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.load_study(
-            study_name=plan["study_name"], storage=storage(sweep, plan["storage"]), pruner=pruner(plan["pruner"])
-        )
+        study = load_study(sweep, plan, pruner(plan["pruner"]))
         self.trial = Trial(study, study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number))
 
     def __call__(self, step: int, objective: float) -> None:
@@ -91,5 +104,5 @@ class Reporter:
 
 def _objective(folder: Path) -> float:
     """What an earlier seed came to; NaN where that was no number."""
-    objective = json.loads((folder / "run.json").read_text(encoding="utf-8"))["objective"]
-    return math.nan if objective is None else float(objective)
+    objective = read_object(folder / "run.json").get("objective")
+    return float(objective) if is_number(objective) else math.nan

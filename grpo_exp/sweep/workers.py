@@ -18,12 +18,13 @@ from pathlib import Path
 
 from optuna.trial import TrialState
 
+from grpo_exp import stop
 from grpo_exp.errors import InputError, RunError, Stopped
 from grpo_exp.sweep import messages
 from grpo_exp.sweep.loop import Sweep
 from grpo_exp.sweep.study import ATTEMPTS, REASON, lock, own
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (*stop.SIGNALS, signal.SIGHUP)
 PATIENCE = 120.0
 """Seconds that stopped processes have for their checkpoints."""
 ENDING = (
@@ -163,8 +164,9 @@ class Workers:
     def _stop(self, caught: list[int]) -> None:
         """Ask all to stop, and wait for the checkpoints they write; a second signal is passed on too, and ends them at once."""
         passed, until = 0, time.monotonic() + PATIENCE
+        first = caught[0] if caught and caught[0] in stop.SIGNALS else signal.SIGTERM
         for process in self.pool.values():
-            process.send_signal(signal.SIGINT if caught[:1] == [signal.SIGINT] else signal.SIGTERM)
+            process.send_signal(first)
         while any(process.poll() is None for process in self.pool.values()):
             if len(caught) > 1 + passed or time.monotonic() > until:
                 passed += 1

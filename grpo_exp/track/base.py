@@ -48,8 +48,9 @@ class Tracker:
     def start(self, card: Row, config: Row) -> None:
         """The run begins. `card` is what becomes run.json; `config` the resolved configuration, secrets redacted.
 
-        `card["resumed_from"]` is the step of the checkpoint that a run goes on from. Rows of later steps, written before
-        the run was killed, are dropped. Without it, rows of an earlier run in the same folder are moved aside.
+        `card["resumed_from"]` is the step of the checkpoint that a run goes on from, `card["resumed_evaluation"]` that of the
+        last evaluation it knows. Rows of later steps, written before the run was killed, are dropped. Without these, rows of
+        an earlier run in the same folder are moved aside.
         """
 
     def metrics(self, row: Row) -> None:

@@ -14,12 +14,12 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from grpo_exp.track import wording
 from grpo_exp.track.base import Row, Tracker, TrackOptions
 from grpo_exp.track.card import card_lines, wandb_line
+from grpo_exp.track.redact import without_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,8 +70,8 @@ class ConsoleTracker(Tracker):
 
         grid = Table.grid(padding=(0, 2))
         for label, text in lines:
-            grid.add_row(Text(label, style="bold cyan"), Text(text))
-        name = wording.clean(card.get("name") or "run")
+            grid.add_row(Text(label, style="bold cyan"), Text(without_secrets(text)))
+        name = without_secrets(wording.clean(card.get("name") or "run"))
         self._print(Panel(grid, title=Text(f" {name} ", style="bold"), border_style="cyan", width=self.width))
 
     def metrics(self, row: Row) -> None:
@@ -177,6 +177,7 @@ class ConsoleTracker(Tracker):
     def _line(self, text: str, style: str = "", also_quiet: bool = False) -> None:
         if self.mode == "silent" or (self.mode == "quiet" and not also_quiet):
             return
+        text = without_secrets(text)
         if self.console is not None:
             from rich.text import Text
 
@@ -245,7 +246,7 @@ def _where(card: Row) -> list[tuple[str, str]]:
     """Where the run's files are."""
     folder = str(card.get("folder") or "")
     pairs = [("folder", wording.clean(folder))] if folder else []
-    if folder and (picture := Path(folder) / "curves.png").exists():
+    if folder and os.path.exists(picture := os.path.join(folder, "curves.png")):
         pairs.append(("curves", wording.clean(picture)))
     if line := wandb_line(card):
         pairs.append(("W&B", line))

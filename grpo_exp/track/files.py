@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
@@ -10,12 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_exp.errors import DataError, RunError
+from grpo_exp.errors import ConfigError, DataError, RunError
 from grpo_exp.track.base import Row, Tracker
+from grpo_exp.track.redact import hidden, redact
 
 FIRST_KEYS = ("step", "kind", "tokens", "seconds")
 ROW_FILES = ("metrics.jsonl", "samples.jsonl", "eval.jsonl")
+RECORDS = ("run.json", "config.yaml", "curves.png", "error.txt", *ROW_FILES)
+"""What a run leaves besides checkpoints, export and W&B's files."""
 NOTES_KEPT = 200
+DEEPEST = 100  # levels of a configuration
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -39,8 +45,10 @@ class FileTracker(Tracker):
         if card.get("resumed_from") is None:
             _move_aside(self.folder)
         else:
+            step = int(card["resumed_from"])
+            evaluated = int(card.get("resumed_evaluation", step))
             for name in ROW_FILES:
-                drop_later_rows(self.folder / name, int(card["resumed_from"]))
+                drop_later_rows(self.folder / name, step, evaluated)
         write_whole(
             self.folder / "config.yaml", yaml.safe_dump(plain(config, keep_nan=True), sort_keys=False, allow_unicode=True)
         )
@@ -66,8 +74,7 @@ class FileTracker(Tracker):
 
     def _write_card(self, card: Row) -> None:
         notes = {"notes": self._notes} if self._notes else {}
-        text = json.dumps(plain({**card, **notes}), indent=2, ensure_ascii=False, allow_nan=False)
-        write_whole(self.folder / "run.json", text + "\n")
+        write_whole(self.folder / "run.json", json_text({**card, **notes}))
 
 
 def plain(value: Any, keep_nan: bool = False) -> Any:
@@ -94,7 +101,13 @@ def plain(value: Any, keep_nan: bool = False) -> Any:
 def json_line(row: Row) -> bytes:
     """One object on one physical line: all that is not ASCII is escaped, U+2028 and the escape character included."""
     ordered = {key: row[key] for key in FIRST_KEYS if key in row} | row
-    return json.dumps(plain(ordered), allow_nan=False).encode("ascii") + b"\n"
+    return json.dumps(hidden(plain(ordered)), allow_nan=False).encode("ascii") + b"\n"
+
+
+def json_text(value: Row) -> str:
+    """An object as a file for people: indented, without secrets, and only what is printable is written as it is."""
+    text = json.dumps(redact(plain(value)), indent=2, ensure_ascii=False, allow_nan=False)
+    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text) + "\n"
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
@@ -151,6 +164,87 @@ def make_folder(folder: Path) -> None:
         raise _cannot_write(folder, error) from error
 
 
+def read_object(path: Path) -> Row:
+    """The object in a .json or .yaml file.
+
+    Raises:
+        DataError: it cannot be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = read_yaml(text) if path.suffix == ".yaml" else json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: expected an object with keys, found {type(found).__name__}")
+    return {str(key): value for key, value in found.items()}
+
+
+def read_yaml(text: str) -> Any:
+    """YAML as this program writes it: not deeper than DEEPEST, and without aliases, by which a few lines become millions.
+
+    Raises:
+        ValueError: anything else, with the line.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        depth = 0
+        for event in yaml.parse(text, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
+                what = "an alias" if depth <= DEEPEST else f"nested more than {DEEPEST} deep"
+                raise ValueError(f"line {event.start_mark.line + 1}: {what}")
+        return yaml.load(text, loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ValueError(f"line {mark.line + 1 if mark else 1}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:  # characters that YAML does not have
+        raise ValueError(str(error)) from error
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder; it is free again when this one ends, however that happens.
+
+    A file system that has no such locks, as some networks' have none, keeps nobody out.
+
+    Raises:
+        ConfigError: another process has it.
+        RunError: it cannot be made or written.
+    """
+    make_folder(folder)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(held)
+        raise ConfigError(
+            f"another process is writing the run in {folder}. Wait for it, end it, or choose another folder with hydra.run.dir="
+        ) from error
+    except OSError:
+        pass
+    _HELD.add(held)
+    try:
+        yield
+    finally:
+        _HELD.discard(held)
+        os.close(held)
+
+
+_HELD: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a process that was forked off, which may outlive this one: the lock is not its own."""
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 def read_jsonl(path: Path) -> Iterator[Row]:
     """The rows of a file of JSON lines. A last line that was cut off in the middle is left out.
 
@@ -166,7 +260,7 @@ def read_jsonl(path: Path) -> Iterator[Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 return
             raise DataError(f"{path}:{number}: not JSON ({error}); delete the line to read the rest") from error
@@ -175,22 +269,33 @@ def read_jsonl(path: Path) -> Iterator[Row]:
         yield row
 
 
-def drop_later_rows(path: Path, step: int) -> None:
-    """Keep the rows up to and including `step`: the others belong to the part of a run that a resumed one does again."""
-    if path.exists():
-        rows = list(read_jsonl(path))
-        kept = [row for row in rows if not isinstance(row.get("step"), (int, float)) or row["step"] <= step]
-        write_whole(path, b"".join(json_line(row) for row in kept).decode("ascii"))
+def drop_later_rows(path: Path, step: int, evaluated: int) -> None:
+    """Keep the rows of training up to and including `step` and those of evaluations up to `evaluated`: the others belong to the
+    part of a run that a resumed one does again."""
+    if not path.exists():
+        return
+
+    def stays(row: Row) -> bool:
+        last = evaluated if path.name == "eval.jsonl" or row.get("kind") == "eval" else step
+        return not isinstance(row.get("step"), (int, float)) or row["step"] <= last
+
+    write_whole(path, b"".join(json_line(row) for row in read_jsonl(path) if stays(row)).decode("ascii"))
+
+
+def free_name(folder: Path) -> Path:
+    """Where an earlier run of a folder is kept within it: the first `earlier-N` that is not there."""
+    number = 1
+    while (kept := folder / f"earlier-{number}").exists():
+        number += 1
+    return kept
 
 
 def _move_aside(folder: Path) -> None:
     """Move an earlier run's records into a folder of their own, since two runs in one file cannot be told apart."""
-    records = [path for name in ("run.json", "config.yaml", "curves.png", *ROW_FILES) if (path := folder / name).exists()]
+    records = [path for name in RECORDS if (path := folder / name).exists()]
     if not any(path.name in ROW_FILES and path.stat().st_size for path in records):
         return
-    number = 1
-    while (aside := folder / f"earlier-{number}").exists():
-        number += 1
+    aside = free_name(folder)
     try:
         aside.mkdir()
         for path in records:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_exp.errors import DataError
 from grpo_exp.track.base import Row, Tracker, Warn
 from grpo_exp.track.files import read_jsonl
+from grpo_exp.track.wording import clean, is_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +112,7 @@ def draw(folders: Sequence[Path], out: Path, labels: Sequence[str] | None = None
 
 def series(rows: Sequence[Row], name: str) -> tuple[list[float], list[float]]:
     """Steps and values of a metric, where it is a finite number."""
-    pairs = [(row["step"], row[name]) for row in rows if _finite(row.get("step")) and _finite(row.get(name))]
+    pairs = [(row["step"], row[name]) for row in rows if is_number(row.get("step")) and is_number(row.get(name))]
     return [float(step) for step, _ in pairs], [float(value) for _, value in pairs]
 
 
@@ -121,7 +122,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def _choose(runs: Sequence[Sequence[Row]]) -> list[Panel]:
-    present = {name for rows in runs for row in rows for name, value in row.items() if _finite(value)}
+    present = {name for rows in runs for row in rows for name, value in row.items() if is_number(value)}
     candidates = PANELS if "reward/mean" in present else (LOSS, *PANELS)
     panels = [panel for panel in candidates if any(name in present for name, _ in panel.metrics)]
     return panels[:6]
@@ -140,7 +141,7 @@ def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequenc
     FigureCanvasAgg(figure)
     grid: Any = figure.subplots(high, wide, squeeze=False)
     axes: list[Axes] = list(grid.flat)
-    last = max([1.0, *(float(row["step"]) for rows in runs for row in rows if _finite(row.get("step")))])
+    last = max([1.0, *(float(row["step"]) for rows in runs for row in rows if is_number(row.get("step")))])
     for ax, panel in zip(axes, panels, strict=False):
         metrics = panel.shown(runs)
         decorate(ax, panel.title, [name for name, _ in metrics], panel.share)
@@ -203,7 +204,7 @@ def _curves(
 
 
 def _interval(ax: Axes, rows: Sequence[Row], name: str, colour: str) -> None:
-    known = [row for row in rows if all(_finite(row.get(key)) for key in ("step", name, f"{name}_low", f"{name}_high"))]
+    known = [row for row in rows if all(is_number(row.get(key)) for key in ("step", name, f"{name}_low", f"{name}_high"))]
     if known:
         steps = [row["step"] for row in known]
         low, high = ([row[f"{name}_{side}"] for row in known] for side in ("low", "high"))
@@ -225,9 +226,5 @@ def _key(ax: Axes, metrics: Sequence[tuple[str, str]], several: bool) -> None:
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib does not take for a formula, and on one line."""
-    return " ".join(text.split()).replace("$", r"\$")
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Text that matplotlib does not take for a formula, and on one line; a lone surrogate would stop its drawing."""
+    return clean(" ".join(text.split())).replace("$", r"\$")

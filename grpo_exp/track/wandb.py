@@ -10,7 +10,6 @@ files hold, without the rows between the checkpoint and the kill that were compu
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -22,14 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from grpo_exp.track.base import Row, Tracker, TrackOptions, Warn
-from grpo_exp.track.files import plain, read_jsonl
+from grpo_exp.track.files import plain, read_jsonl, read_object
 from grpo_exp.track.login import base_url, choose_mode, reachable
+from grpo_exp.track.redact import hidden, redact
+from grpo_exp.track.wording import is_number, part
 
 # W&B's client itself reports 255 when Ctrl-C ends a script, and the server shows that as killed, not failed.
 EXIT_CODES = {"finished": 0, "pruned": 0, "failed": 1, "stopped": 255}
 _CELL = 4000  # characters of a prompt or completion in the table of samples
 _ROOT_KEYS = ("beta", "temperature", "lr")
-_CARD_KEYS = ("algo", "formula", "model", "data", "batch", "hardware", "versions", "seeds", "git", "goal", "resumed_from")
+_CARD_KEYS = (
+    *("algo", "formula", "model", "data", "batch", "hardware", "versions", "seeds", "git", "goal"),
+    *("resumed_from", "branch"),
+)
 
 
 class WandbTracker(Tracker):
@@ -73,14 +77,15 @@ class WandbTracker(Tracker):
     def metrics(self, row: Row) -> None:
         if self.run is not None:
             # W&B's own step must not go back, or it drops the row; ours is a metric like the others.
-            values = {k: v for k, v in plain(row).items() if k != "kind" and v is not None}
+            values = {k: v for k, v in hidden(plain(row)).items() if k != "kind" and v is not None}
             self._try("sending metrics", lambda: self.run.log(values))
 
     def samples(self, rows: Sequence[Row]) -> None:
         if self.run is None or not self.options.sample_rows_kept or not rows:
             return
         self._table.extend(rows)
-        step, every = int(rows[0].get("step") or 0), self.options.samples_every
+        step, every = rows[0].get("step"), self.options.samples_every
+        step = int(step) if is_number(step) else 0
         if every and step >= self._tables_from:
             self._tables_from = (step // every + 1) * every
             self._send_table()
@@ -88,7 +93,7 @@ class WandbTracker(Tracker):
     def summarize(self, values: Row) -> None:
         """Put values into the run's summary."""
         if self.run is not None:
-            self._try("sending the summary", lambda: self.run.summary.update(plain(values)))
+            self._try("sending the summary", lambda: self.run.summary.update(hidden(plain(values))))
 
     def finish(self, card: Row) -> None:
         if self.run is None:
@@ -104,7 +109,7 @@ class WandbTracker(Tracker):
         self.run = None
         where = card.get("wandb") or {}
         if where.get("mode") == "online" and time.monotonic() - began >= self.options.finish_timeout:
-            where["sync"] = _sync_line(Path(where["folder"]))
+            where["sync"] = sync_line(Path(where["folder"]))
             self.warn(
                 f"W&B: the upload was not done after {self.options.finish_timeout:g} s; send the rest with: {where['sync']}"
             )
@@ -150,7 +155,7 @@ class WandbTracker(Tracker):
         return wandb.init(
             project=options.project,
             entity=options.entity,
-            name=card.get("name"),
+            name=redact(card.get("name")),
             id=options.id or (_earlier_id(self.folder) if card.get("resumed_from") is not None else None),
             group=options.group,
             job_type=options.job_type,
@@ -170,13 +175,13 @@ class WandbTracker(Tracker):
             "id": self.run.id,
             "url": None if offline else self.run.url,
             "folder": str(folder),
-            "sync": _sync_line(folder) if offline else None,
+            "sync": sync_line(folder) if offline else None,
         }
 
     def _send_table(self) -> None:
         import wandb
 
-        rows = [plain(row) for row in self._table]
+        rows = [hidden(plain(row)) for row in self._table]
         names = list(dict.fromkeys(name for row in rows for name in row))
         data = [[v[:_CELL] if isinstance(v := row.get(name), str) else v for name in names] for row in rows]
         step = self._table_step = rows[-1].get("step")
@@ -206,15 +211,13 @@ def push(folder: Path, options: TrackOptions, warn: Warn) -> Row:
         the run card with `wandb` saying where the run is now.
 
     Raises:
-        DataError: metrics.jsonl is missing or broken.
+        DataError: metrics.jsonl, run.json or config.yaml is missing or broken.
         ConfigError: track.wandb=online without a login.
     """
-    import yaml
-
     rows = list(read_jsonl(folder / "metrics.jsonl"))
-    card = {**json.loads((folder / "run.json").read_text(encoding="utf-8")), "resumed_from": None}
+    card = {**read_object(folder / "run.json"), "resumed_from": None, "wandb": None}
     tracker = WandbTracker(options, folder, warn)
-    tracker.start(card, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {})
+    tracker.start(card, read_object(folder / "config.yaml"))
     for row in rows:
         tracker.metrics(row)
     if (samples := folder / "samples.jsonl").exists():
@@ -225,11 +228,11 @@ def push(folder: Path, options: TrackOptions, warn: Warn) -> Row:
 
 def wandb_config(card: Row, config: Row) -> Row:
     """The configuration with beta, G, temperature and lr at the top, as resolved, and the run card under `card`."""
-    batch = card.get("batch") or {}
+    batch = part(card, "batch")
     root = {key: card[key] for key in _ROOT_KEYS if card.get(key) is not None}
     root |= {"G": batch["G"]} if batch.get("G") is not None else {}
     about = {key: card[key] for key in _CARD_KEYS if card.get(key) is not None}
-    merged: Row = plain({**config, **root, "card": about})
+    merged: Row = redact(plain({**config, **root, "card": about}))
     return merged
 
 
@@ -241,7 +244,7 @@ def _summary(card: Row) -> Row:
         "wall_seconds": card.get("wall_seconds"),
     }
     for when in ("before", "after", "difference"):
-        for name, triple in (card.get(when) or {}).items():
+        for name, triple in part(card, when).items():
             for suffix, value in zip(("", "_low", "_high"), triple, strict=False):
                 summary[f"{when}/{name}{suffix}"] = value
     return {k: v for k, v in summary.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))}
@@ -258,7 +261,7 @@ def _earlier_id(folder: Path) -> str | None:
     return max(found, key=lambda m: m[1])[2] if found else None
 
 
-def _sync_line(folder: Path) -> str:
+def sync_line(folder: Path) -> str:
     shown = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
     return f"wandb sync {shlex.quote(shown)}"
 

@@ -7,14 +7,16 @@ through `clean`, so that it cannot move the cursor, change colours or fake lines
 from __future__ import annotations
 
 import itertools
-import math
+import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from grpo_exp.track.base import Row
+from grpo_exp.track.redact import without_secrets
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, invisible format (writing direction too), surrogates, line separators
+FARTHEST = sys.float_info.max
 _BARS = "▁▂▃▄▅▆▇█"
 _NOT_PARTS = {"step", "kind", "tokens", "seconds", "total", "reward", "length", "group", "advantage", "weight"}
 
@@ -34,6 +36,16 @@ def clean(text: object) -> str:
     """Text on one line without control characters: a line break becomes ⏎, other control characters their escape."""
     spaced = str(text).replace("\r\n", "\n").replace("\n", " ⏎ ").replace("\t", " ")
     return "".join(c if unicodedata.category(c) not in _UNSAFE else _escape(c) for c in spaced).strip()
+
+
+def lines(text: str) -> str:
+    """Text that keeps its lines and their indentation, each clean."""
+    return "\n".join(line[: len(line) - len(line.lstrip(" "))] + clean(line) for line in text.split("\n"))
+
+
+def said(text: object) -> str:
+    """A message for the screen: one line, clean, without secrets."""
+    return clean(without_secrets(str(text)))
 
 
 def cut(text: str, width: int, tail: bool = False) -> str:
@@ -213,9 +225,9 @@ def _compact(value: float) -> str:
     return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
 
 
-def is_number(value: Any) -> bool:
-    """Whether this is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether this is a finite number, as a float too: a file may hold whole numbers of any length."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -FARTHEST <= value <= FARTHEST
 
 
 def _escape(char: str) -> str:

@@ -37,6 +37,7 @@ def main(words: list[str]) -> int:
     from grpo_exp import config as configuration
     from grpo_exp.subject import configuration as configure
     from grpo_exp.subject import find, folder_of
+    from grpo_exp.track.wording import clean
 
     if not words or "=" in words[0] or words[0].startswith("-"):
         raise InputError(USAGE)
@@ -49,7 +50,8 @@ def main(words: list[str]) -> int:
     about |= {"subject": words[0], "overrides": words[1:], "seconds": round(time.perf_counter() - began, 2)}
     secrets = configuration.secret_values(composed)
     _write(folder, evaluation, about, configuration.resolved(composed), secrets)
-    print("\n".join([_title(about), *_table(evaluation, config.eval.samples), f"written to {folder}"]))
+    notes = [f"note: {clean(note)}" for note in about["notes"]]
+    print("\n".join([_title(about), *_table(evaluation, config.eval.samples), *notes, f"written to {folder}"]))
     return 0
 
 
@@ -60,7 +62,7 @@ def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, A
     from grpo_exp.config import measures_pairs
     from grpo_exp.hardware import describe, prepare
     from grpo_exp.policy import Policy
-    from grpo_exp.run import check_heldout, check_reward, evaluator, rows_at_once
+    from grpo_exp.run import check_heldout, check_reward, evaluator, fit_prompts, rows_at_once
     from grpo_exp.stop import StopSignals
 
     with StopSignals() as stop, stop.at_once("before the evaluation was done"):
@@ -81,7 +83,11 @@ def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, A
             state = checkpoint.load(subject.checkpoint)
             policy.load_state(state.weights)
             step = int(state.progress["step"])
+        data = fit_prompts(config, data, policy)
         rows = rows_at_once(config, policy, machine, data.heldout)
+        told: list[str] = []
+        for one in rows.values():
+            one.tell = told.append
         evaluation = evaluator(config, policy, data.heldout, rows)(step)
     about = {
         "name": subject.name,
@@ -94,6 +100,7 @@ def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, A
         "samples": config.eval.samples,
         "temperature": config.eval.temperature,
         "tokens": evaluation.tokens,
+        "notes": [*data.notes, *policy.notes, *told, *evaluation.notes],
         "hardware": describe(machine),
         "versions": versions(),
     }
@@ -110,20 +117,16 @@ def _remember(config: Config, policy: Policy) -> None:
 
 def _write(folder: Path, evaluation: Evaluation, about: dict[str, Any], plain: dict[str, Any], secrets: set[str]) -> None:
     """evaluation.json, eval.jsonl and config.yaml, the files of an earlier evaluation replaced."""
-    import json
-
     import yaml
 
-    from grpo_exp.track.files import json_line, make_folder, write_whole
-    from grpo_exp.track.files import plain as as_json
+    from grpo_exp.track.files import json_line, json_text, make_folder, write_whole
     from grpo_exp.track.redact import redact
 
     make_folder(folder)
     metrics = {name: interval._asdict() for name, interval in evaluation.intervals().items()}
     write_whole(folder / "config.yaml", yaml.safe_dump(redact(plain, secrets), sort_keys=False, allow_unicode=True))
     write_whole(folder / "eval.jsonl", b"".join(json_line(row) for row in evaluation.rows).decode("ascii"))
-    text = json.dumps(as_json(redact({**about, "metrics": metrics}, secrets)), indent=2, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / "evaluation.json", text + "\n")
+    write_whole(folder / "evaluation.json", json_text(redact({**about, "metrics": metrics}, secrets)))
 
 
 def _title(about: dict[str, Any]) -> str:

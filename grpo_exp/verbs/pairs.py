@@ -13,7 +13,9 @@ outputs/pairs/TIME_NAME, or to what hydra.run.dir= says. The last line is the co
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from grpo_exp.batch import Example
     from grpo_exp.config import Config
     from grpo_exp.data.base import Dataset
+    from grpo_exp.memory import Rows
     from grpo_exp.policy import Policy
     from grpo_exp.subject import Subject
 
@@ -72,7 +75,7 @@ def _made(config: Config, subject: Subject) -> tuple[list[Row], Dataset]:
     from grpo_exp import checkpoint
     from grpo_exp.hardware import prepare
     from grpo_exp.policy import Policy
-    from grpo_exp.run import check_reward, rows_at_once
+    from grpo_exp.run import check_reward, fit_prompts, rows_at_once
     from grpo_exp.stop import StopSignals
 
     with StopSignals() as stop, stop.at_once("before the pairs were made"):
@@ -82,11 +85,15 @@ def _made(config: Config, subject: Subject) -> tuple[list[Row], Dataset]:
         policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
         if subject.checkpoint is not None:
             policy.load_state(checkpoint.load(subject.checkpoint).weights)
+        data = fit_prompts(config, data, policy)
         at_once = rows_at_once(config, policy, machine, data.train)["rollout_rows"]
+        at_once.tell = _note
+        for note in [*data.notes, *policy.notes]:
+            _note(note)
         return list(_pairs(config, policy, data.train, at_once)), data
 
 
-def _pairs(config: Config, policy: Policy, examples: list[Example], rows: int) -> Iterator[Row]:
+def _pairs(config: Config, policy: Policy, examples: list[Example], rows: Rows) -> Iterator[Row]:
     """The pair of each item whose samples differ in reward; none where one of the two says nothing, or both say the same."""
     from grpo_exp.experience import TRAIN_STREAM
     from grpo_exp.preferences import best_and_worst
@@ -96,10 +103,14 @@ def _pairs(config: Config, policy: Policy, examples: list[Example], rows: int) -
     for first in range(0, len(examples), root.prompts_per_step):
         prompts = policy.prompts(examples[first : first + root.prompts_per_step])
         key = (root.seed, TRAIN_STREAM, 0)  # a run's steps are counted from 1
-        rollout = config.rollout.sample(
-            policy, prompts, Sampling(root.temperature, root.max_new_tokens, root.G, key, first), rows
+        sampling = Sampling(root.temperature, root.max_new_tokens, root.G, key, first)
+        rollout = rows.attempt(
+            partial(config.rollout.sample, policy, prompts, sampling), "sampling", prompts.tokens.shape[1], root.max_new_tokens
         )
-        reward = config.reward(rollout.completions()).total  # [N]
+        scored = config.reward(rollout.completions())
+        for note in scored.notes:
+            _note(note)
+        reward = scored.total  # [N]
         index = best_and_worst(reward, rollout.group.cpu(), margin=0.0).tolist()  # [2 M]
         for best, worst in zip(index[0::2], index[1::2], strict=True):
             chosen, rejected = rollout.texts[best], rollout.texts[worst]
@@ -107,6 +118,12 @@ def _pairs(config: Config, policy: Policy, examples: list[Example], rows: int) -
                 rewards = {"chosen_reward": reward[best].item(), "rejected_reward": reward[worst].item()}
                 item = _item(prompts.examples[int(rollout.group[best])])
                 yield {**item, "chosen": chosen, "rejected": rejected, **{k: round(v, 6) for k, v in rewards.items()}}
+
+
+def _note(text: str) -> None:
+    from grpo_exp.track.wording import clean
+
+    print(f"note: {clean(text)}", file=sys.stderr)
 
 
 def _item(example: Example) -> Row:

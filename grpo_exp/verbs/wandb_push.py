@@ -13,7 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_exp.errors import InputError
+from grpo_exp.errors import DataError, InputError
+from grpo_exp.track.wording import said
 
 if TYPE_CHECKING:
     from grpo_exp.report.runs import Run
@@ -39,15 +40,21 @@ def main(words: list[str]) -> int:
     changes = _changes([word for word in words if "=" in word])
     failed = 0
     for run in find([Path(folder) for folder in folders]):
-        said: list[str] = []
+        notes: list[str] = []
         if run.status == "broken":
             failed += 1
-            sys.stderr.write(f"grpo_exp: {run.folder}: not sent, {run.reason}\n")
+            sys.stderr.write(f"grpo_exp: {said(f'{run.folder}: not sent, {run.reason}')}\n")
             continue
-        card = push(run.folder, _options(run, changes), said.append)
+        options = _options(run, changes)
+        try:
+            card = push(run.folder, options, notes.append)
+        except DataError as error:
+            failed += 1
+            sys.stderr.write(f"grpo_exp: {said(f'not sent: {error}')}\n")
+            continue
         where = card.get("wandb") or {}
         failed += not where
-        print("\n".join([f"{run.folder}: {where.get('url') or where.get('sync') or 'not sent'}", *said]), flush=True)
+        print("\n".join([f"{run.folder}: {where.get('url') or where.get('sync') or 'not sent'}", *notes]), flush=True)
     return 3 if failed else 0
 
 

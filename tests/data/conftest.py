@@ -23,7 +23,7 @@ def source() -> Callable[..., Any]:
 
     def build(profile: str, **options: Any) -> Any:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            values = compose(f"data/{profile}").data
+            values = OmegaConf.merge(OmegaConf.load(ROOT / "conf" / "config.yaml").data, compose(f"data/{profile}").data)
         cls = load_class("grpo_exp.data", values.kind, DataSource, "data.kind")
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), values, options))
 

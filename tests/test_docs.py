@@ -1,0 +1,25 @@
+"""What docs/reliability.md promises is held by tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from command import ROOT
+
+PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"`(tests/[\w/.]+)::(\w+)`", PAGE)))
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{file}::{name}" for file, name in NAMED])
+def test_a_test_that_is_named_exists(file: str, name: str) -> None:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def test_every_promise_names_its_test() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "| promise |" not in line and "state |" not in line]
+    promises = [row for row in rows if not row.startswith(("| `tiny`", "| random"))]
+    assert len(promises) > 40
+    assert not [row for row in promises if "`tests/" not in row.split(" | ")[-1]]
