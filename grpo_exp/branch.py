@@ -42,9 +42,9 @@ def begin(folder: Path, card: dict[str, Any], step: int) -> dict[str, Any]:
                 shutil.copytree(folder / name, temporary / name, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
         write_whole(temporary / "run.json", json.dumps(_moved(card, kept), indent=2, ensure_ascii=False) + "\n")
         os.replace(temporary, kept)
-    except OSError as error:
+    except (OSError, RunError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise RunError(f"{kept} cannot be written ({error.strerror or error}); nothing was changed. Make room") from error
+        raise RunError(f"{kept} cannot be written ({error}); nothing was changed. Make room") from error
     if (folder / "wandb").is_dir():
         os.replace(folder / "wandb", kept / "wandb")  # the new branch gets a W&B run of its own
     for name in ("curves.png", "error.txt"):
@@ -52,8 +52,7 @@ def begin(folder: Path, card: dict[str, Any], step: int) -> dict[str, Any]:
     for path in sorted((folder / "checkpoints").glob("step-*"), reverse=True):
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
-    number = part(card, "branch").get("number", 1) + 1
-    return {"number": number, "from_step": step, "before": kept.name}
+    return {"number": 1 + int(kept.name.removeprefix("earlier-")), "from_step": step, "before": kept.name}
 
 
 def _link(source: str, target: str) -> None:

@@ -160,7 +160,7 @@ def parse(word: str) -> Override:
 def _values(parsed: Override) -> list[Any]:
     """The value, or each of several."""
     if parsed.is_sweep_override():
-        if not parsed.is_discrete_sweep():
+        if not isinstance(parsed.value(), ChoiceSweep):
             raise ConfigError(f"{parsed.input_line}: expected names of options")
         return [text.strip("'\"") for text in parsed.sweep_string_iterator()]
     value = parsed.value()

@@ -64,11 +64,17 @@ def _one(field: dataclasses.Field[Any], kind: Any, value: Any, where: str) -> An
         or (number and {int, float} & kinds and not -(2**63) <= value < 2**63 and abs(value) != math.inf)
         or (number and bool in kinds)
         or (typing.get_origin(kind) is dict and not isinstance(value, dict))
-        or (typing.get_origin(kind) is list and not (isinstance(value, list) and all(isinstance(v, _SCALARS) for v in value)))
+        or (typing.get_origin(kind) is list and not _is_list(value, typing.get_args(kind)))
     )
     if wrong:
         raise ConfigError(f"{where}={shown(value)}: expected {_wanted(field)}")
     return value
+
+
+def _is_list(value: Any, of: tuple[Any, ...]) -> bool:
+    """Whether this is a list of lists where such a one is wanted, otherwise of single values, which OmegaConf would bend."""
+    nested = typing.get_origin(of[0]) is list
+    return isinstance(value, list) and all(isinstance(v, list) if nested else isinstance(v, _SCALARS) for v in value)
 
 
 def _check_ranges(cls: type[Any], values: dict[Any, Any], key: str) -> None:
@@ -108,6 +114,7 @@ def takes(field: dataclasses.Field[Any]) -> str:
         "bool": "true or false",
         "str": "text",
         "list[str]": "a list of texts",
+        "list[list[str]]": "a list of lists of texts",
     }
     kind, _, optional = str(field.type).partition(" | ")
     meta = field.metadata

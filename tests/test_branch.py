@@ -84,6 +84,14 @@ def test_back_to_a_step_is_a_new_branch_and_the_old_one_stays(finished: Path, ca
     assert not (RUN / "earlier-2").exists(), "a branch from the same step with the same options would be the same"
 
 
+def test_a_branch_has_no_checkpoints_of_the_one_before(capsys: pytest.CaptureFixture[str]) -> None:
+    """Or a kill before its first one would lead back to those."""
+    answer = call(capsys, "resume", "run@1", "steps=2", "track.console=plain")
+    assert answer.code == 0 and "going on from step 1, branch 2" in answer.out
+    assert kept(RUN) == [1, 2] and kept(OLD) == [1, 2, 3, 4]
+    assert [row["step"] for row in rows(RUN)] == [0, 1, 2, 2]
+
+
 def test_a_branch_that_was_killed_goes_on(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the same words, by `resume RUN`; it is not begun once more."""
     assert call(capsys, "resume", "run@1").code == 0
@@ -188,6 +196,16 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(capsys: pyte
         answer = call(capsys, "resume", "run@2", "force=true", *words)
         assert answer.code == 2 and "does not fit" in answer.err and answer.err.count("\n") == 1, answer
         assert files(RUN) == before
+
+
+@pytest.mark.parametrize("gone", [["run.json"], ["run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "eval.jsonl"]])
+def test_checkpoints_of_a_run_that_is_gone_are_no_other_runs(gone: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in gone:
+        (RUN / name).unlink()
+    words = [*WORDS, "seed=1", "hydra.run.dir=run"]
+    assert call(capsys, *words, "steps=2").code == 0
+    assert kept(RUN) == [1, 2] and kept(OLD) == [1, 2, 3, 4] and "resumed_from" not in card(RUN)
+    assert call(capsys, *words, "steps=3").code == 0 and card(RUN)["resumed_from"] == 2
 
 
 @pytest.mark.parametrize(

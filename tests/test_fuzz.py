@@ -19,20 +19,18 @@ from typing import Any
 
 import pytest
 import yaml
+from command import call
 from hydra._internal import config_loader_impl as loader
 from hydra._internal.config_loader_impl import ConfigLoaderImpl as Loader
 from hydra._internal.defaults_list import Overrides
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 
-from command import call
-
 from grpo_exp import command_line, compose, config, run, schema
 from grpo_exp.command_line import ROOT, group_folders, options
 from grpo_exp.deadline import DeadlineExceeded, deadline
 from grpo_exp.errors import LONGEST
 from grpo_exp.sweep import sweeper
-from grpo_exp.verbs import VERBS
 
 SHARDS, EACH = 10, 100
 MORE = int(os.environ.get("GRPO_EXP_FUZZ", "1"))
@@ -67,18 +65,27 @@ def choices() -> list[str]:
     return sorted({c for f in fields for c in f.metadata["choices"]})
 
 
-ODD = r"""null ??? {} [] [1,2] {a:1} {a:{b:[1]}} a,b 1,2, '' "" 0 -0 -1 2.5 1e-9 1e308 nan -nan inf -inf 1e999 off on yes ~ true TRUE
-0x10 1_000 ٣ 99999999999999999999 1e400 .5 5. +5 1:30 2026-01-01 ${beta} ${nope} ${G}${G} ${oc.env:HOME} ${oc.env:NO_SUCH}
-${oc.env:HOME,x} ${now:%Y} ${quotient:1,0} ${quotient:a,b} ${grpo_exp_root:} ${..beta} ${a.b.c} ${algo} ${hydra.run.dir} ${ ${} ${a ${oc.x:}
-${oc.decode:1} ${oc.create:{a:1}} ${quotient:${G},${beta}} ${oc.dict.keys:algo} range(1,3) choice(a,b) interval(0,1) choice() range(3,1)
-interval(1,0) interval(a,b) tag(log,interval(0,1)) tag(log,interval(0.1,1)) int(interval(1,9)) shuffle(1,2) sort(2,1) sort(b,1) str(1)
-float(x) int(2.5) bool(2) json_str({a:1}) extend_list(1) glob(*) range(0,1e9) range(0,1000000000) range(0,1,1e-9) range(1,2,0) choice(a,[b],{c:1})
-\ \' ' " ( ) [ ] [[ {{ }} {a} {a:} {:} {,} [,] a=b =a a:b /etc/passwd ../x ~/x ~nobody9/x ./x pkg://os file:///x $HOME `id` $(id) %s %n
-{Body} "{Body}" '{}' é 日本 🎈 \x1b[31m  a#b #a a;b a|b * ? @ @x x@y - -- -m + ++ ~~ . .. ... , ,, : :: <script> NUL\0""".split()
+_ODD = r"""null ??? {} [] [1,2] {a:1} {a:{b:[1]}} a,b 1,2, '' "" 0 -0 -1 2.5 1e-9 1e308 nan -nan inf -inf 1e999 off on yes
+~ true TRUE 0x10 1_000 ٣ 99999999999999999999 1e400 .5 5. +5 1:30 2026-01-01 ${beta} ${nope} ${G}${G}
+${oc.env:HOME} ${oc.env:NO_SUCH} ${oc.env:HOME,x} ${now:%Y} ${quotient:1,0} ${quotient:a,b} ${grpo_exp_root:}
+${..beta} ${a.b.c} ${algo} ${hydra.run.dir} ${ ${} ${a ${oc.x:} ${oc.decode:1} ${oc.create:{a:1}}
+${quotient:${G},${beta}} ${oc.dict.keys:algo} range(1,3) choice(a,b) interval(0,1) choice() range(3,1)
+interval(1,0) interval(a,b) tag(log,interval(0,1)) tag(log,interval(0.1,1)) int(interval(1,9)) shuffle(1,2)
+sort(2,1) sort(b,1) str(1) float(x) int(2.5) bool(2) json_str({a:1}) extend_list(1) glob(*) range(0,1e9)
+range(0,1000000000) range(0,1,1e-9) range(1,2,0) choice(a,[b],{c:1}) \ \' ' " ( ) [ ] [[ {{ }} {a} {a:} {:} {,}
+[,] a=b =a a:b /etc/passwd ../x ~/x ~nobody9/x ./x pkg://os file:///x $HOME `id` $(id) %s %n {Body} "{Body}"
+'{}' é 日本 🎈 \x1b[31m  a#b #a a;b a|b * ? @ @x x@y - -- -m + ++ ~~ . .. ... , ,, : :: <script> NUL\0"""
+ODD = _ODD.split()
 
 
-FLAGS = """-m --multirun -c job --cfg all hydra --info config defaults --resolve --package algo -p -q -1 --x -cn config --config-path x
---config-dir . --config-dir=x --hydra-help --run --version = x --""".split()
+_FLAGS = """-m --multirun -c job --cfg all hydra --info config defaults --resolve --package algo -p -q -1 --x -cn config
+--config-path x --config-dir . --config-dir=x --hydra-help --run --version = x --"""
+FLAGS = _FLAGS.split()
+HYDRA = [
+    "hydra",
+    *(f"hydra.{name}" for name in ("run.dir", "sweep.dir", "job.num", "mode", "searchpath", "launcher.x", "verbose")),
+]
+VERBS = ["evaluate", "report", "resume", "help", "reporr"]  # the others would talk to W&B or train
 
 
 def value(rng: random.Random, key: str = "") -> str:
@@ -140,8 +147,7 @@ def word(rng: random.Random) -> str:
     if kind < 0.9:
         return f"~{rng.choice(sorted(declared()))}"
     if kind < 0.95:
-        hydra = "hydra.run.dir hydra.sweep.dir hydra.job.num hydra.mode hydra.callbacks hydra.searchpath hydra.launcher.x hydra.verbose hydra"
-        key = rng.choice(hydra.split())
+        key = rng.choice(HYDRA)
         return f"{rng.choice(['', '+', '++'])}{key}={rng.choice(ODD) if key.endswith('dir') else value(rng)}"
     return rng.choice([*FLAGS, *VERBS, *ODD])
 
@@ -168,6 +174,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a" / "b")  # words may make ../x
     Plugins.instance()
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
     source = SourcesRegistry.instance().resolve("file")
     load, lists, composes = source.load_config, loader.create_defaults_list, Loader._compose_config_from_defaults_list
 

@@ -274,7 +274,7 @@ def test_a_data_file_gives_items_or_one_error(name: str, tmp_path: Path) -> None
         json.dumps([dataset.notes, dataset.source]).encode()
         assert not any(ord(c) < 32 for note in dataset.notes for c in note)
 
-    hunt(name, 150, tmp_path, [name], load, [KEY, "data."])
+    hunt(name, 100, tmp_path, [name], load, [KEY, "data."])
 
 
 # ---- what a run leaves
@@ -326,7 +326,7 @@ def test_a_report_is_made_of_whatever_lies_there(tmp_path: Path) -> None:
         "".join(lines).encode()
 
     files = [f"1/{name}" for name in (*RECORDS, "trial.json")] + ["sweep.json"]
-    hunt("report", 60, sweep, files, report, ["never"])
+    hunt("report", 12, sweep, files, report, ["never"])
 
 
 def test_a_run_is_sent_to_wandb_or_refused(
@@ -358,7 +358,7 @@ def test_a_run_is_sent_to_wandb_or_refused(
         if wandb_push.main([str(folder), "track.wandb=offline"]):
             raise DataError(capsys.readouterr().err)
 
-    hunt("push", 100, folder, RECORDS, push, [KEY])
+    hunt("push", 60, folder, RECORDS, push, [KEY])
 
 
 def test_a_subject_of_evaluation_is_read_or_refused(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_subject_of_evaluation_is_read_or_refused(tmp_path: Path) -> None:
         config.build(subject.configuration(found, []), judged=False)
 
     files = ["run/config.yaml", "run/config.yaml", "run/checkpoints/step-000003/manifest.json", "model/config.json"]
-    hunt("subject", 150, tmp_path, [*files, "adapter/adapter_config.json"], look, [KEY, str(tmp_path)])
+    hunt("subject", 15, tmp_path, [*files, "adapter/adapter_config.json"], look, [KEY, str(tmp_path)])
 
 
 def test_a_folder_that_a_run_goes_on_in_is_read_or_refused(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_folder_that_a_run_goes_on_in_is_read_or_refused(tmp_path: Path) -> No
 
     place = "checkpoints/step-000003/"
     files = [place + name for name in ("manifest.json", "weights.safetensors", "optimizer.pt", "progress.json")]
-    hunt("go on", 150, run, ["run.json", "config.yaml", *files], go_on, [KEY, str(run)])
+    hunt("go on", 60, run, ["run.json", "config.yaml", *files], go_on, [KEY, str(run)])
 
 
 def test_a_checkpoint_with_a_true_manifest_is_read_or_refused(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_checkpoint_with_a_true_manifest_is_read_or_refused(tmp_path: Path) ->
         (folder / "manifest.json").write_text(json.dumps(manifest))
         checkpoint.load(folder)
 
-    hunt("true", 150, folder, ["weights.safetensors", "optimizer.pt", "progress.json"], load, [str(folder)])
+    hunt("true", 100, folder, ["weights.safetensors", "optimizer.pt", "progress.json"], load, [str(folder)])
 
 
 # ---- sweeps
@@ -482,4 +482,4 @@ def test_a_model_folder_is_loaded_or_refused(tmp_path: Path) -> None:
         "generation_config.json",
         "model.safetensors",
     ]
-    hunt("model", 40, folder, files, load, [KEY])
+    hunt("model", 30, folder, files, load, [KEY])

@@ -181,7 +181,8 @@ def test_the_console_shows_escapes_and_takes_no_markup(mode: str) -> None:
 def test_errors_and_a_sweep_quote_attacks_too(capsys: pytest.CaptureFixture[str]) -> None:
     Path("rewards.py").write_text(
         f"ATTACK = {ATTACKS[0] + ATTACKS[5] + ATTACKS[13] + chr(0xD800)!r}\n"
-        "def score(completions):\n    if len(completions) > 3:\n        raise ValueError(ATTACK)\n    return [0.5] * len(completions)\n"
+        "def score(completions):\n    if len(completions) > 3:\n        raise ValueError(ATTACK)\n"
+        "    return [0.5] * len(completions)\n"
     )
     failing = [*SMALL, "reward=custom", "reward.path=rewards.py:score", "eval.start=false"]
     one, two = call(capsys, *failing, "hydra.run.dir=one"), call(capsys, "-m", *failing, "beta=0,0.1", "hydra.sweep.dir=two")
@@ -298,14 +299,14 @@ UNITS = [
 ]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     parts=st.lists(st.tuples(st.sampled_from(UNITS), st.sampled_from([1, 3, 150, 3000])), min_size=1, max_size=4),
     size=st.sampled_from([250, 2_000, 100_000]),
     ends=st.sampled_from(["", "</answer>", "}", "!", "x", "\n"]),
 )
 def test_no_text_makes_an_expression_of_ours_run_long(parts: list[tuple[str, int]], size: int, ends: str) -> None:
-    """100,000 characters of repeats, through everything that looks at a completion: seconds would be minutes if it were quadratic."""
+    """100,000 characters of repeats, through all that looks at a completion: what is quadratic would take minutes."""
     one = "".join(unit * count for unit, count in parts)
     text = (one * (size // len(one) + 1))[:size] + ends
     with deadline(20):
@@ -392,7 +393,7 @@ def test_a_batch_of_expressions_that_take_long_has_a_budget(monkeypatch: pytest.
 
     symbolic.stops()
     monkeypatch.setattr(symbolic, "_verify", endless)
-    monkeypatch.setattr(symbolic, "TOGETHER", 2.0)
+    monkeypatch.setattr(symbolic, "TOGETHER", 0.5)
     monkeypatch.setattr(symbolic, "HURRIED", 0.01)
     with deadline(45):  # without the budget 128 s
         assert set(scored([f"<answer>x+{i}</answer>" for i in range(64)], "y+1")) == {0.0}

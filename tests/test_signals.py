@@ -142,7 +142,9 @@ def test_the_same_command_goes_on_as_if_nothing_had_happened(
     assert call(capsys, *MEASURED, *REMEMBERS).code == 0
     for file in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
         assert untimed(RUN / file) == untimed(undisturbed / file), file
-    assert card()["objective"] == json.loads((undisturbed / "run.json").read_text())["objective"]
+    whole = json.loads((undisturbed / "run.json").read_text())["objective"]
+    rated = json.loads((RUN / "checkpoints/step-000004/manifest.json").read_text())["objective"]
+    assert card()["objective"] == rated == whole
     one, other = (checkpoint.load(folder / "checkpoints/step-000004").weights for folder in (RUN, undisturbed))
     assert all(torch.equal(one[key], other[key]) for key in one)
 

@@ -50,6 +50,8 @@ def _run(card: Mapping[str, Any]) -> str:
     parts = [clean(card[key]) for key in ("name", "algo") if card.get(key)]
     if card.get("resumed_from") is not None:
         parts.append(f"going on from step {short(card['resumed_from'])}")
+    if number := part(card, "branch").get("number"):
+        parts.append(f"branch {short(number)}")
     return ", ".join(parts)
 
 

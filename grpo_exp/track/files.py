@@ -291,9 +291,11 @@ def free_name(folder: Path) -> Path:
 
 
 def _move_aside(folder: Path) -> None:
-    """Move an earlier run's records into a folder of their own, since two runs in one file cannot be told apart."""
-    records = [path for name in RECORDS if (path := folder / name).exists()]
-    if not any(path.name in ROW_FILES and path.stat().st_size for path in records):
+    """Move an earlier run into a folder of its own, since two runs in one file, or one folder of checkpoints, cannot be told
+    apart."""
+    records = [path for name in (*RECORDS, "checkpoints", "export") if (path := folder / name).exists()]
+    rows = any(path.name in ROW_FILES and path.stat().st_size for path in records)
+    if not rows and not any(folder.glob("checkpoints/step-*")):
         return
     aside = free_name(folder)
     try:

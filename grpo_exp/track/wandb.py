@@ -157,9 +157,9 @@ class WandbTracker(Tracker):
             entity=options.entity,
             name=redact(card.get("name")),
             id=options.id or (_earlier_id(self.folder) if card.get("resumed_from") is not None else None),
-            group=options.group,
-            job_type=options.job_type,
-            tags=list(options.tags) or None,
+            group=redact(options.group),
+            job_type=redact(options.job_type),
+            tags=redact(list(options.tags)) or None,
             config=config,
             dir=str(self.folder),
             reinit="create_new",  # several runs in one process stay apart: without it init returns the first again

@@ -24,17 +24,20 @@ class FakeWandb:
         runs: run id -> what UpsertBucket said of it: config, displayName, groupName, jobType, tags.
         rows: run id -> history rows in the order of their line numbers.
         exit_codes: run id -> exit code, once the run is complete.
+        received: the bodies of all requests, as they came.
     """
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = defaultdict(dict)
         self.lines: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
         self.exit_codes: dict[str, int] = {}
+        self.received: list[bytes] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                server.received.append(self.path.encode() + body)
                 if self.path == "/graphql":
                     self.answer(server.graphql(json.loads(body)))
                 elif match := STREAM.match(self.path):

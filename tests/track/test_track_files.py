@@ -104,6 +104,21 @@ def test_resuming_drops_what_came_after_the_checkpoint_and_the_torn_line(tmp_pat
     assert [row["step"] for row in read_jsonl(tmp_path / "samples.jsonl")] == [1, 2, 3]
 
 
+def test_an_evaluation_that_the_checkpoint_does_not_know_is_dropped_too(tmp_path: Path) -> None:
+    """It came after the checkpoint of the same step, and the run that goes on does it again."""
+    tracker = started(tmp_path)
+    for step in (1, 2):
+        tracker.metrics({"step": step, "kind": "train"})
+        tracker.metrics({"step": step, "kind": "eval"})
+        tracker.evaluations([{"step": step}])
+        tracker.samples([{"step": step}])
+    started(tmp_path, resumed_from=2, resumed_evaluation=1)
+    rows = [(row["step"], row["kind"]) for row in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert rows == [(1, "train"), (1, "eval"), (2, "train")]
+    assert [row["step"] for row in read_jsonl(tmp_path / "eval.jsonl")] == [1]
+    assert [row["step"] for row in read_jsonl(tmp_path / "samples.jsonl")] == [1, 2]
+
+
 def test_starting_anew_in_a_used_folder_moves_the_earlier_run_aside(tmp_path: Path) -> None:
     for name in ("first", "second", "third"):
         started(tmp_path, name=name).metrics({"step": 1, "run": name})
