@@ -23,7 +23,6 @@ import random
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,8 +74,8 @@ def main() -> None:
     for name in {CASES[case].model for case in options.cases}:
         model_folder(name, work)
     print(head(words))
-    print("| case | side | seconds a step | of which rollout, log-probs, update | peak GiB beyond start | ratio by round | ratio |")
-    print("|---|---|---|---|---|---|---|")
+    columns = "case", "side", "seconds a step", "rollout, log-probs, update", "peak GiB beyond start", "ratio by round", "ratio"
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name in options.cases:
         found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for _ in range(options.rounds):
@@ -135,11 +134,11 @@ def ours(case: Case, work: Path, steps: int, words: list[str]) -> dict[str, Any]
 
     register()
     prompts = prompt_file(case, work, steps)
-    overrides = ["model=hf", f"model.path={model_folder(case.model, work)}", "data=file", f"data.path={prompts}", "data.prompt=prompt"]
-    overrides += ["data.answer=null", "data.split=0.01", "eval.every=0", "eval.start=false", f"beta={BETA}", f"G={G}", f"prompts_per_step={PROMPTS}"]
-    overrides += [f"max_new_tokens={case.new}", f"steps={steps + 1}", "lr=1e-6", "track=quiet", "checkpoint.every=0"]
-    overrides += ["reward=custom", f"reward.path={HERE / 'step_reward.py'}:cheap", "checkpoint.export=false", *case.ours, *words]
-    composed = compose(overrides)
+    work_point = f"""model=hf model.path={model_folder(case.model, work)} data=file data.path={prompts} data.prompt=prompt
+        data.answer=null data.split=0.01 eval.every=0 eval.start=false beta={BETA} G={G} prompts_per_step={PROMPTS}
+        max_new_tokens={case.new} steps={steps + 1} lr=1e-6 track=quiet checkpoint.every=0 checkpoint.export=false
+        reward=custom reward.path={HERE / "step_reward.py"}:cheap"""
+    composed = compose([*work_point.split(), *case.ours, *words])
     config = configuration.build(composed)
     load, start = Policy.load, 0.0
 
@@ -243,10 +242,11 @@ def peak() -> float:
 def head(words: list[str]) -> str:
     import torch
 
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     return (
-        f"{datetime.date.today()}, {cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} threads; load before the start {os.getloadavg()[0]:.1f}; {time.strftime('%H:%M')} {' '.join(words)}\n"
+        f"{datetime.date.today()}, {cpu}, {torch.get_num_threads()} threads, Python {platform.python_version()}, "
+        f"torch {torch.__version__}; load at the start {os.getloadavg()[0]:.1f} {' '.join(words)}\n"
     )
 
 

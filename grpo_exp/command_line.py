@@ -63,11 +63,11 @@ def read(words: Sequence[str]) -> Request:
         raise ConfigError(
             f"--config-dir {found.config_dir}: no such folder. It holds your own options, such as reward/mine.yaml"
         )
-    for flag in ("config_path", "config_name", "experimental_rerun"):
-        if getattr(found, flag) is not None:
+    for flag in ("--config-path, -cp", "--config-name, -cn", "--experimental-rerun"):
+        if getattr(found, flag.partition(",")[0][2:].replace("-", "_")) is not None:
             raise ConfigError(
-                f"--{flag.replace('_', '-')}: a run is composed from conf/config.yaml alone. Options of your own are files in "
-                "a folder that --config-dir names, such as DIR/algo/mine.yaml; a run goes on with resume RUN"
+                f"{flag}: a run is composed from conf/config.yaml alone. Options of your own are files in a folder that "
+                "--config-dir names, such as DIR/algo/mine.yaml; a run goes on with resume RUN"
             )
     rest = list(words)
     for word in found.overrides:

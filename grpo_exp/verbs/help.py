@@ -74,7 +74,7 @@ def _more() -> list[str]:
         "  text with blanks or special characters is quoted twice: 'data.prompt=\"{Body} {Question}\"'",
         "",
         "output goes to outputs/runs/DATE_TIME_NAME, outputs/sweeps/NAME/NUMBER and outputs/evaluations; hydra.run.dir= and",
-        "hydra.sweep.dir= choose another folder. Exit codes: 0 done, 2 wrong input, 3 failed, 130, 138, 143 stopped by a signal.",
+        "hydra.sweep.dir= choose another folder. Exit codes: 0 done, 2 wrong input, 3 failed, 130 138 143 stopped by a signal.",
     ]
 
 
