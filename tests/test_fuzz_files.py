@@ -383,6 +383,27 @@ def test_a_subject_of_evaluation_is_read_or_refused(tmp_path: Path) -> None:
     hunt("subject", 15, tmp_path, [*files, "adapter/adapter_config.json"], look, [KEY, str(tmp_path)])
 
 
+BOMBS = {
+    "aliases": "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + "".join(f"{n}: &{n} [{','.join(['*' + m] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi", strict=True)),
+    "depth": "a: " + "[" * 50_000 + "]" * 50_000,
+    "recursion": "a: &a [*a]\n",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_configuration_that_unfolds_without_end_is_refused(name: str, tmp_path: Path) -> None:
+    """Nine lines of aliases are some 400 million values."""
+    from grpo_exp.report.runs import read
+    from grpo_exp.subject import find
+
+    run = run_folder(tmp_path / "run")
+    (run / "config.yaml").write_text(BOMBS[name])
+    assert "config.yaml" in ends(lambda: find(str(run)), "config.yaml")
+    with deadline(SECONDS):
+        assert read(run).status == "broken"
+
+
 def test_a_folder_that_a_run_goes_on_in_is_read_or_refused(tmp_path: Path) -> None:
     from grpo_exp import checkpoint, earlier
     from grpo_exp.compose import compose
