@@ -84,6 +84,7 @@ class Rewards:
         outcome: the part that says right or wrong. Shaping parts are all others.
         failed: bool `[N]`, True where a part failed and added nothing; None where that would have ended the run.
         notes: what a person should know of these failures.
+        timeouts: how many comparisons of answers took too long and were counted as not equal.
     """
 
     total: Tensor
@@ -91,6 +92,7 @@ class Rewards:
     outcome: Tensor
     failed: Tensor | None = None
     notes: list[str] = field(default_factory=list)
+    timeouts: int = 0
 
     def __post_init__(self) -> None:
         failed = {} if self.failed is None else {"failed": (self.failed, ("N",))}

@@ -261,6 +261,7 @@ def _joined(rounds: list[_Round], whole: TokenBatch) -> tuple[Rollout, Rewards]:
         outcome=torch.cat([part.outcome for part in parts]),
         failed=None if parts[0].failed is None else torch.cat([part.failed for part in parts if part.failed is not None]),
         notes=[note for part in parts for note in part.notes],
+        timeouts=sum(part.timeouts for part in parts),
     )
     prompts = [done.rollout.prompts for done in rounds]
     asked = Prompts(

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from grpo_exp import ops
 from grpo_exp.advantages import contrast, group_std
-from grpo_exp.answers import symbolic
 from grpo_exp.batch import LossSum, Rewards, Rollout, TokenBatch
 
 Metrics = dict[str, float]
@@ -58,7 +57,7 @@ def reward_metrics(rewards: Rewards, group: Tensor) -> Metrics:
         **part_means,
         **({"format/rate": _nanmean(rewards.parts["format"] > RIGHT_ABOVE)} if "format" in rewards.parts else {}),
         **({"reward/failed_frac": rewards.failed.float().mean().item()} if rewards.failed is not None else {}),
-        **({"reward/timeouts": float(stopped)} if (stopped := symbolic.stops()) else {}),
+        **({"reward/timeouts": float(rewards.timeouts)} if rewards.timeouts else {}),
     }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from grpo_exp import config as configuration
 from grpo_exp import earlier
@@ -59,7 +59,8 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
         if before.finished:
             return _nothing_to_do(folder, before)
         trial = _trial(hydra, config)
-        words = [word for word in hydra.overrides.task if not word.startswith("sweep.")]
+        task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed: an item of a ListConfig would be resolved
+        words = [word for word in task if not word.startswith("sweep.")]
         number = hydra.sweeper.get("trial") if trial else None
         return train(config, plain, secrets, folder, trial or _unwatched, words, number, before)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +11,10 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def pytest_configure() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
 
 
 @pytest.fixture(autouse=True)

@@ -243,6 +243,7 @@ def test_hardware_may_be_another_and_is_told(capsys: pytest.CaptureFixture[str])
     assert answer.code == 0 and "rollout_rows was 6 and is 2" in answer.out and rows(RUN)[-1]["step"] == 7
 
 
+@pytest.mark.slow
 def test_a_branch_is_a_wandb_run_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "resume", "run", "steps=5", "track.wandb=offline").code == 0
     assert call(capsys, "resume", "run@2", "track.wandb=offline").code == 0

@@ -248,7 +248,7 @@ WORDS = st.builds(lambda sign, key, value: f"{sign}{key}={value}", st.sampled_fr
 GROUP_WORDS = st.sampled_from([f"{group}={name}" for group in group_folders() for name in options(group)])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(words=st.lists(st.one_of(WORDS, GROUP_WORDS), min_size=1, max_size=2), sweep=st.sampled_from([False] * 5 + [True]))
 def test_any_overrides_give_a_configuration_or_one_message(
     words: list[str], sweep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -232,6 +232,7 @@ def greedy(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(TorchEngine, "sample", run_out)
 
 
+@pytest.mark.slow
 def test_sampling_goes_on_with_half_the_rows_and_gives_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

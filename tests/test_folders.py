@@ -44,6 +44,7 @@ def test_the_longest_name_that_a_disk_takes(capsys: pytest.CaptureFixture[str]) 
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_locale_without_letters_changes_nothing(tmp_path: Path) -> None:
     """LC_ALL=C, where Python takes text for UTF-8 nevertheless; told to take it for ASCII, it is refused by name."""
     rows = [{"prompt": f"Wie groß ist {i}+2?", "answer": str(i + 2)} for i in range(6)]

@@ -211,7 +211,7 @@ def named(words: list[str], message: str) -> bool:
     for text in words:
         key, _, value = re.split(r"([=@])", text.lstrip("+~") + "=", maxsplit=1)
         path = key.replace("/", ".").split(".")
-        parts = (path[0], path[-1], key, repr(key)[1:-1], repr(text)[1:40], value[:-1][:20])
+        parts = (path[0], path[-1], key, repr(key)[1:-1], repr(text)[1:40], value[:-1].strip("${}")[:20])
         if any(part and part in message for part in parts):
             return True
     return False

@@ -29,6 +29,7 @@ print(before, faults())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+@pytest.mark.slow
 def test_freed_memory_is_held_for_the_next_step(tmp_path: Path) -> None:
     """The system hands each page out once, not in every step: page faults, which are counted and not timed."""
     answer = finish(start(tmp_path, code=FAULTS))

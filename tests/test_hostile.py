@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
 from grpo_exp.answers import forms, quantities, symbolic, units
-from grpo_exp.batch import Completions, Example
+from grpo_exp.batch import Completions, Example, Rewards
 from grpo_exp.compose import compose
 from grpo_exp.config import build
 from grpo_exp.deadline import deadline
@@ -375,7 +375,7 @@ def scored(texts: list[str], reference: str) -> list[float | None]:
     return part.score(Completions(examples, ["?"] * len(texts), texts, [[0]] * len(texts), [True] * len(texts)))
 
 
-@pytest.mark.parametrize("reference", ["18", "2\\sqrt{2}"])
+@pytest.mark.parametrize("reference", ["18", pytest.param("2\\sqrt{2}", marks=pytest.mark.slow)])
 def test_expressions_that_would_compute_for_ever_are_wrong_at_once(reference: str) -> None:
     texts = [f"<answer>{attack}</answer>" for attack in SEVERE] * 3  # 66, as a batch has
     with deadline(60):
@@ -391,17 +391,22 @@ def test_a_batch_of_expressions_that_take_long_has_a_budget(monkeypatch: pytest.
             math.sqrt(2)
         return True
 
-    symbolic.stops()
+    def rewards(texts: list[str], reference: str) -> Rewards:
+        rows = len(texts)
+        examples = [Example(str(i), "?", reference) for i in range(rows)]
+        return reward(Completions(examples, ["?"] * rows, texts, [[0]] * rows, [True] * rows))
+
+    reward = build(compose(["model=tiny_random"])).reward
     monkeypatch.setattr(symbolic, "_verify", endless)
     monkeypatch.setattr(symbolic, "TOGETHER", 0.5)
     monkeypatch.setattr(symbolic, "HURRIED", 0.01)
     with deadline(45):  # without the budget 128 s
-        assert set(scored([f"<answer>x+{i}</answer>" for i in range(64)], "y+1")) == {0.0}
-    rewards = build(compose(["model=tiny_random"])).reward(
-        Completions([Example("a", "?", "1")] * 2, ["?"] * 2, ["<answer>1</answer>"] * 2, [[0]] * 2, [True] * 2)
-    )
-    assert reward_metrics(rewards, torch.tensor([0, 0]))["reward/timeouts"] == 64
-    assert "reward/timeouts" not in reward_metrics(rewards, torch.tensor([0, 0]))
+        stopped = rewards([f"<answer>x+{i}</answer>" for i in range(64)], "y+1")
+    assert set(stopped.outcome.tolist()) == {0.0}
+    group = torch.zeros(64, dtype=torch.long)
+    assert reward_metrics(stopped, group)["reward/timeouts"] == 64
+    assert "reward/timeouts" not in reward_metrics(rewards(["<answer>1</answer>"] * 64, "1"), group)
+    symbolic.stops()
     with deadline(45), symbolic.together():
         assert not any(symbolic.equal("x+1", "y+1") for _ in range(10_000))  # known to take long: not tried again
     assert symbolic.stops() == 10_000

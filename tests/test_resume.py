@@ -114,12 +114,16 @@ def test_every_algorithm_goes_on(algo: str, capsys: pytest.CaptureFixture[str]) 
     the_same_after(capsys, words, steps=4, at=2)
 
 
-@pytest.mark.parametrize("what", MORE)
+ALWAYS = ("several updates", "replay and dynamic sampling", "a moving reference")
+MOVING = [what if what in ALWAYS else pytest.param(what, marks=pytest.mark.slow) for what in MORE]
+
+
+@pytest.mark.parametrize("what", MOVING)
 def test_everything_that_moves_goes_on(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     the_same_after(capsys, [*BASE, *MORE[what]], steps=5, at=3)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("at", [1, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 3, 4))])
 def test_from_any_step(at: int, capsys: pytest.CaptureFixture[str]) -> None:
     the_same_after(capsys, BASE, steps=4, at=at)
 
@@ -133,6 +137,7 @@ def test_more_steps_are_no_difference(capsys: pytest.CaptureFixture[str]) -> Non
     assert train[0] == train[1] and card(Path("short"))["steps"] == 4
 
 
+@pytest.mark.slow
 def test_the_verb_takes_a_run_by_its_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +157,7 @@ def test_the_verb_takes_a_run_by_its_folder(
     assert rows(Path("../cut"))[-1]["step"] == 5
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_loudly(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("whole", "cut"):
         assert call(capsys, *BASE, "steps=4", f"hydra.run.dir={name}").code == 0

@@ -204,6 +204,7 @@ def test_a_sweep_ends_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert [p.name for p in Path("sweep").glob("[0-9]*")] == ["0"]
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once() -> None:
     code = f"""
 import os, signal, time

@@ -355,6 +355,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_an_export_loads_without_this_package(tmp_path: Path) -> None:
     """Its logits are those of the weights in the last checkpoint."""
     train(tmp_path / "full", "eval.start=false", "checkpoint.export=true")

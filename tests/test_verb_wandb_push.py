@@ -13,6 +13,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_run_of_a_sweep_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
     call(capsys, "-m", *SMALL, "steps=1", "eval.start=false", "beta=0.01,0.1", "hydra.sweep.dir=outputs/sweeps/two")
     answer = call(capsys, "wandb-push", "outputs/sweeps/two", "track.wandb=offline")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from grpo_exp.answers import symbolic
 from grpo_exp.batch import Completions, Example, Rewards
 from grpo_exp.errors import ConfigError, InputError, RewardError
 from grpo_exp.options import option
@@ -67,17 +68,19 @@ class RewardSum:
             RewardError: a part raised, took too long, or returned a wrong number of values or one that is not a finite number
                 or None, and `failures` does not let that pass.
         """
+        symbolic.stops()  # of what was compared before
         scored = {name: score(name, part.score, completions, self.failures) for name, part in self.parts.items()}
         columns = {name: values for name, (values, _) in scored.items()}  # [N] each
         total = torch.zeros(len(completions))
         for name, part in self.parts.items():
             total += part.weight * torch.nan_to_num(columns[name])  # a part that does not apply adds nothing
-        outcome = torch.nan_to_num(columns[self.outcome_name])
+        outcome, timeouts = torch.nan_to_num(columns[self.outcome_name]), symbolic.stops()
         if self.failures.on_error == "error":
-            return Rewards(total, columns, outcome)
+            return Rewards(total, columns, outcome, timeouts=timeouts)
         rows = {row for _, failed in scored.values() for row in failed}
         failed = torch.tensor([row in rows for row in range(len(completions))], dtype=torch.bool)
-        return Rewards(total, columns, outcome, failed, self._notes({name: failed for name, (_, failed) in scored.items()}))
+        notes = self._notes({name: failed for name, (_, failed) in scored.items()})
+        return Rewards(total, columns, outcome, failed, notes, timeouts)
 
     def _notes(self, failed: dict[str, dict[int, str]]) -> list[str]:
         """What a person should know of failures that are let pass: the first of each part."""

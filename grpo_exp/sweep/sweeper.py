@@ -72,12 +72,11 @@ def read_options(config: DictConfig, arguments: Sequence[str]) -> tuple[SweepOpt
     Raises:
         ConfigError: one is wrong.
     """
-    given = OmegaConf.to_container(config.hydra.sweeper, resolve=True)
-    assert isinstance(given, dict)
+    given = configuration.resolved(config.hydra.sweeper)
     listed = given.pop("enqueue", [])  # a list of mappings, which a dataclass cannot have
     node: dict[str, Any] = {str(k): v for k, v in given.items() if k not in ("_target_", "_recursive_", "trial")}
     refuse_unknown(node, names(SearchOptions), "hydra.sweeper")
-    options = make(SweepOptions, OmegaConf.to_container(config.sweep, resolve=True), "sweep")
+    options = make(SweepOptions, configuration.resolved(config.sweep), "sweep")
     search = make(SearchOptions, node, "hydra.sweeper")
     search.enqueue = read_points(listed)
     space = Space.read(arguments, search.params, search.conditions)

@@ -60,6 +60,7 @@ def test_garbage_in_a_journal_is_named_by_its_line_and_the_file_is_left_as_it_is
     assert journal.read_bytes() == damaged
 
 
+@pytest.mark.slow
 def test_the_process_that_sweeps_already_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["-m", *SMALL, "steps=1", "beta=0.01,0.1", "hydra.sweep.dir=swept"]
     assert call(capsys, *words).code == 0

@@ -46,6 +46,7 @@ def test_a_bad_trial_is_pruned_and_its_folder_says_so(
         assert told["state"] == "pruned" and told["tokens"] == card["tokens"]
 
 
+@pytest.mark.slow
 def test_a_study_in_sqlite_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     url = "sqlite:///study.db"
@@ -72,6 +73,7 @@ def test_a_second_sweep_in_the_folder_is_refused_unless_it_helps(
     assert last.code == 0 and "2 trials: 2 complete" in last.out and "trial 0 (" not in last.out
 
 
+@pytest.mark.slow
 def test_an_older_run_in_the_place_of_a_trial_is_not_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +154,7 @@ def test_every_sweep_runs_to_its_end_on_the_embedded_model(
     assert told.code == 0 and "python -m grpo_exp" in told.out and (folder / "report.html").stat().st_size > 100_000
 
 
+@pytest.mark.slow
 def test_the_sweep_is_a_wandb_run_beside_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     answer = finish(start(Path.cwd(), *SWEEP, "steps=1", "eval.start=false", "beta=0.01,0.1", "track.wandb=offline"))

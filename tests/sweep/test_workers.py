@@ -159,6 +159,7 @@ def test_an_error_of_the_program_ends_the_sweep_with_the_end_of_its_log(tmp_path
         workers.run(made, 2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_whoever_is_killed_give_each_trial_once(tmp_path: Path) -> None:
     """Four at a time, eight of them killed at random moments; never more trials than wanted, and none twice."""
     random, pool = Random(1), []

@@ -94,18 +94,20 @@ def test_a_run_and_what_is_made_of_it_hold_no_secret(
     assert SECRET.encode() not in sent(server)
 
 
+@pytest.mark.slow
 def test_a_sweep_with_a_secret_study_holds_none(capsys: pytest.CaptureFixture[str]) -> None:
     """The address of the study is a secret, and each trial still finds it."""
     words = [*RUN, "beta=0,0.1", "steps=1", "track.wandb=off", "hydra.sweeper.storage='sqlite:///${oc.env:TOP}.db'"]
     sweep = call(capsys, "-m", *words, "hydra/sweeper/pruner=median", "hydra.sweep.dir=sweep")
     assert (sweep.code, sweep.err) == (0, "")
-    assert Path(f"{SECRET}.db").is_file()
+    assert SECRET.encode() not in Path(f"{SECRET}.db").read_bytes()
     assert json.loads(Path("sweep/sweep.json").read_text())["storage"] == "<redacted>"
     assert [json.loads(Path(f"sweep/{i}/trial.json").read_text())["state"] for i in (0, 1)] == ["complete", "complete"]
     assert holders(Path("sweep")) == []
     assert SECRET not in sweep.out
 
 
+@pytest.mark.slow
 def test_errors_hold_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     Path("rewards.py").write_text("def score(completions, prompts):\n    raise ValueError(prompts[0])\n")
     wrong = call(capsys, "model=tiny_random", "steps='${oc.env:TOP}'")
