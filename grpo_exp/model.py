@@ -58,6 +58,11 @@ class ModelOptions:
     lora_targets: list[str] = option("names of the layers that get an adapter, or [all-linear]")
     max_new_tokens: int = option("default of the root option max_new_tokens", low=1)
     gradient_checkpointing: bool = option("recompute activations in the backward pass: less memory, more time")
+    forward: str = option(
+        "how it is computed: stream (decoders like Llama, by operations of our own, several times faster on a CPU), modules "
+        "(by transformers' modules), auto (stream where the model allows it and there is no GPU)",
+        choices=("auto", "stream", "modules"),
+    )
     lr_rl: float = option("vetted learning rate of policy-gradient steps for this model", above=0)
     lr_sft: float = option("vetted learning rate of supervised steps for this model", above=0)
 

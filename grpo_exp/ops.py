@@ -78,3 +78,17 @@ def repeat_ngram_fraction(tokens: list[int], n: int = 4) -> float:
     if total <= 0:
         return 0.0
     return 1 - len({tuple(tokens[i : i + n]) for i in range(total)}) / total
+
+
+def pack(kept: Tensor) -> Tensor:
+    """A set of tokens as bits: bool `[..., V] -> uint8 [..., ceil(V / 8)]`."""
+    padded = torch.nn.functional.pad(kept, (0, -kept.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=kept.device)
+    bits: Tensor = (padded * weights).sum(-1, dtype=torch.uint8)
+    return bits
+
+
+def unpack(bits: Tensor, vocabulary: int) -> Tensor:
+    """The inverse of `pack`: uint8 `[..., ceil(V / 8)] -> bool [..., V]`."""
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits[..., None] & weights).bool().flatten(-2)[..., :vocabulary]

@@ -5,34 +5,33 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from grpo_exp import model as model_source
-from grpo_exp import ops
 from grpo_exp.batch import Example, Message, Outputs, Prompts, TokenBatch
 from grpo_exp.critic import Critic, CriticOptions
 from grpo_exp.errors import DataError, ModelError
+from grpo_exp.head import Head
 from grpo_exp.model import ModelOptions
-
-HEAD_ELEMENTS = 2**24
-"""Logits that exist at a time: 64 MiB in float32."""
+from grpo_exp.stream import Stream
+from grpo_exp.trunk import KNOWN, Trunk, fits, heads_a_key
 
 
 class Policy:
     """A causal language model that samples are taken from and that learns.
 
-    The prompt of a group is computed once for all of its rows, in training as in sampling: its keys and values are shared, and
-    gradients flow through them. `share_prompt=False` computes every row whole, the plain twin for tests and for gradient
-    checkpointing, which cannot keep keys and values.
+    The prompt of a group is computed once for all of its rows, in training as in sampling, and gradients flow through it.
+    Decoders like Llama are computed as a stream of tokens (`trunk`), others by transformers' modules, whose keys and values are
+    shared; `share_prompt=False` computes every row whole by them, the plain twin for tests and for gradient checkpointing,
+    which cannot keep keys and values.
 
     Attributes:
+        streams: whether the model is computed as a stream of tokens.
         max_prompt_tokens: longer prompts lose their beginning; None where none is longer.
         notes: what a person should know of model and tokenizer.
     """
@@ -64,7 +63,9 @@ class Policy:
         # transformers renamed the argument in 5.24; Python 3.10 has 5.20 as its last
         named = inspect.signature(self._base.get_decoder().forward).parameters
         self._cache_name = "cache" if "cache" in named else "past_key_values"
+        self.streams = False
         self._check_head()
+        self.streams = self._can_stream()
 
     @classmethod
     def load(cls, options: ModelOptions, device: torch.device, dtype: torch.dtype, seed: int) -> Policy:
@@ -157,16 +158,8 @@ class Policy:
         return self._base.config.get_text_config()
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits in float32: `[n, H] -> [n, V]`, with the soft cap or scale of architectures that have one."""
-        logits: Tensor = self._base.get_output_embeddings()(hidden).float()
-        config = self.shape
-        if scale := getattr(config, "logit_scale", None):  # Cohere
-            logits = logits * scale
-        if scale := getattr(config, "logits_scaling", None):  # Granite
-            logits = logits / scale
-        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma 2
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        """Logits in float32: `[n, H] -> [n, V]`."""
+        return Head(self._base, self.streams).logits(hidden)
 
     def forward(self, batch: TokenBatch, temperature: float, train: bool = False, entropy_gradient: bool = False) -> Outputs:
         """What the policy says of the batch's tokens under the distribution that is sampled from at `temperature`.
@@ -180,7 +173,8 @@ class Policy:
             with self.autocast():
                 hidden = self._hidden(batch)  # [n, H]
                 support = None if batch.support is None else batch.support[batch.mask]  # [n, V / 8]
-                logp, entropy = self._chunked_head(hidden, batch.tokens[batch.mask], temperature, support, entropy_gradient)
+                head = Head(self._base, self.streams)
+                logp, entropy = head.logp(hidden, batch.tokens[batch.mask], temperature, support, entropy_gradient)
                 values = self._values(batch, hidden)
         finally:
             self._train_mode(False)
@@ -201,9 +195,18 @@ class Policy:
         values: Tensor = self.critic(hidden if own is None else self._hidden(batch, own))
         return values
 
+    @property
+    def body(self) -> Any:
+        """The decoder that computes hidden states: the policy's, or within `reference()` the reference's."""
+        return self._base.get_decoder()
+
     def _hidden(self, batch: TokenBatch, trunk: Any = None) -> Tensor:
         """Hidden states in which each token of the mask is chosen, `[n, H]`."""
-        return (self._hidden_shared if self.share_prompt else self._hidden_whole)(batch, trunk)[batch.mask]
+        if not self.streams:
+            return (self._hidden_shared if self.share_prompt else self._hidden_whole)(batch, trunk)[batch.mask]
+        stream = Stream(batch, heads_a_key(self.shape))
+        compute = Trunk(trunk or self.body, self.dtype, self.options.gradient_checkpointing)
+        return compute(stream.tokens, stream.positions, stream.attend)[stream.predicts]
 
     def _hidden_shared(self, batch: TokenBatch, trunk: Any) -> Tensor:
         """Hidden states that predict each completion token, `[N, T, H]`, each prompt computed once."""
@@ -227,30 +230,6 @@ class Policy:
         width = batch.prompt_tokens.shape[1]
         return hidden[:, width - 1 : -1]
 
-    def _chunked_head(
-        self, hidden: Tensor, tokens: Tensor, temperature: float, support: Tensor | None, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        size = max(1, HEAD_ELEMENTS // self.shape.vocab_size)
-        supports = itertools.repeat(None) if support is None else support.split(size)
-        chunks = list(zip(hidden.split(size), tokens.split(size), supports, strict=False))
-        results = [
-            checkpoint(self._head_chunk, *chunk, temperature, entropy_gradient, use_reentrant=False)
-            if torch.is_grad_enabled() and len(chunks) > 1
-            else self._head_chunk(*chunk, temperature, entropy_gradient)
-            for chunk in chunks
-        ]
-        return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
-
-    def _head_chunk(
-        self, hidden: Tensor, tokens: Tensor, support: Tensor | None, temperature: float, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        logits = self.head(hidden) / temperature  # [n, V]
-        kept = None if support is None else unpack(support, logits.shape[-1])
-        logp = ops.token_logp(logits, tokens, kept)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = ops.entropy(logits)
-        return logp, entropy
-
     def _check_head(self) -> None:
         """Hidden states and head taken apart must give what the whole model gives; some architectures do more in between."""
         tokens = torch.tensor([[self.eos_ids[0], self.pad_id]], device=self.device)
@@ -266,6 +245,27 @@ class Policy:
                     (whole - apart).abs().max().item()
                 )
             )
+
+    def _can_stream(self) -> bool:
+        """Whether the stream is wanted and gives what the modules give."""
+        wanted = self.options.forward
+        if wanted == "modules" or (wanted == "auto" and self.device.type != "cpu"):
+            return False
+        tokens = torch.tensor([[self.eos_ids[0], self.pad_id, self.eos_ids[0]]], device=self.device)
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        same = fits(self.body)
+        if same:
+            batch = TokenBatch(tokens, mask, torch.zeros(1, dtype=torch.long, device=self.device), tokens, mask, loss_mask=mask)
+            with torch.no_grad(), self.autocast():
+                plain = self._hidden(batch).float()
+                self.streams = True
+                same = bool((self._hidden(batch).float() - plain).norm() < 0.1 * plain.norm())  # far more than rounding
+        if not same and wanted == "stream":
+            raise ModelError(
+                f"model.forward=stream, but {type(self._base).__name__} is not of the kind that is computed so "
+                f"({', '.join(KNOWN)} with full attention and plain LoRA); use model.forward=auto"
+            )
+        return same
 
     # ---- the reference
 
@@ -369,20 +369,6 @@ class Policy:
         extra = {"selected_adapters": ["default"]} if self.options.adapter == "lora" else {}
         self.model.save_pretrained(folder, **extra)
         self.tokenizer.save_pretrained(folder)
-
-
-def pack(kept: Tensor) -> Tensor:
-    """A set of tokens as bits: bool `[..., V] -> uint8 [..., ceil(V / 8)]`."""
-    padded = nn.functional.pad(kept, (0, -kept.shape[-1] % 8)).unflatten(-1, (-1, 8))
-    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=kept.device)
-    bits: Tensor = (padded * weights).sum(-1, dtype=torch.uint8)
-    return bits
-
-
-def unpack(bits: Tensor, vocabulary: int) -> Tensor:
-    """The inverse of `pack`: uint8 `[..., ceil(V / 8)] -> bool [..., V]`."""
-    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits[..., None] & weights).bool().flatten(-2)[..., :vocabulary]
 
 
 def positions_of(mask: Tensor) -> Tensor:

@@ -12,8 +12,21 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_exp"
 
 LEVELS: list[set[str]] = [
-    {"errors", "options", "batch", "ops"},
-    {"losses", "advantages", "kl", "stats", "metrics", "critic", "preferences", "deadline", "answers.*"},
+    {"errors", "options", "batch", "ops", "kernels"},
+    {
+        "losses",
+        "advantages",
+        "kl",
+        "stats",
+        "metrics",
+        "critic",
+        "preferences",
+        "deadline",
+        "answers.*",
+        "head",
+        "trunk",
+        "stream",
+    },
     {"algos.*", "rewards.*", "scoring"},
     {
         *("data.*", "rows.*", "prompt_order", "replay"),

@@ -9,18 +9,28 @@ import pytest
 import torch
 from toy_policy import CPU, batch, examples, gradients, llama, move, options, plain_logp, policy, prompts, qwen
 
-from grpo_exp import policy as policy_module
+from grpo_exp import head as head_module
 from grpo_exp import tiny
 from grpo_exp.batch import TokenBatch
 from grpo_exp.errors import ModelError
-from grpo_exp.policy import Policy, pack, unpack
+from grpo_exp.head import Head
+from grpo_exp.ops import pack, unpack
+from grpo_exp.policy import Policy
+from grpo_exp.trunk import Trunk
 
 # peft 0.21 asks transformers 5.24 by a name that goes away in its version 6; model.load silences this in a run
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 VOCABULARY = len(tiny.tokenizer())
 ARCHITECTURES = ("llama", "qwen", "lora")
-CLOSE = {"rtol": 0, "atol": 1e-5}
+CLOSE = {"rtol": 3e-6, "atol": 1e-5}
+WAYS = ("stream", "shared", "whole")
+
+
+def take(model: Policy, way: str) -> None:
+    """Have the model compute as a stream, by modules with prompts shared, or by modules row by row."""
+    assert model.streams
+    model.streams, model.share_prompt = way == "stream", way == "shared"
 
 
 def weights(rows: TokenBatch) -> torch.Tensor:
@@ -36,10 +46,10 @@ def assert_same_gradients(one: dict[str, torch.Tensor], other: dict[str, torch.T
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("shared", [True, False])
-def test_log_probs_and_gradients_are_those_of_plain_transformers(architecture: str, shared: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_log_probs_and_gradients_are_those_of_plain_transformers(architecture: str, way: str) -> None:
     model = policy(architecture)
-    model.share_prompt = shared
+    take(model, way)
     rows = batch(model)
     expected = plain_logp(model, rows, 0.7)
     expected_gradients = gradients(model, (expected * weights(rows)).sum())
@@ -61,10 +71,10 @@ def test_entropy_is_that_of_the_distribution_sampled_from() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("shared", [True, False])
-def test_padding_changes_nothing(architecture: str, shared: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_padding_changes_nothing(architecture: str, way: str) -> None:
     model = policy(architecture)
-    model.share_prompt = shared
+    take(model, way)
     rows = batch(model)
     three, two = torch.full((3, 3), 11), torch.full((6, 2), 12)
     padded = rows.with_(
@@ -131,18 +141,18 @@ def test_the_head_in_chunks_gives_the_same(tokens_at_once: int, monkeypatch: pyt
     whole = model.forward(rows, 0.7, train=True)
     expected = gradients(model, (whole.logp * weights(rows)).sum())
     sizes: list[int] = []
-    head = model.head
+    logits = Head.logits
 
-    def counted(hidden: torch.Tensor) -> torch.Tensor:
+    def counted(self: Head, hidden: torch.Tensor) -> torch.Tensor:
         sizes.append(len(hidden))
-        return head(hidden)
+        return logits(self, hidden)
 
-    monkeypatch.setattr(model, "head", counted)
-    monkeypatch.setattr(policy_module, "HEAD_ELEMENTS", tokens_at_once * VOCABULARY + 1)
+    monkeypatch.setattr(Head, "logits", counted)
+    monkeypatch.setattr(head_module, "ELEMENTS", tokens_at_once * VOCABULARY + 1)
     chunked = model.forward(rows, 0.7, train=True)
     assert max(sizes) == min(tokens_at_once, int(rows.mask.sum()))
-    torch.testing.assert_close(chunked.logp, whole.logp.detach(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(chunked.entropy, whole.entropy, rtol=0, atol=1e-6)
+    torch.testing.assert_close(chunked.logp, whole.logp.detach(), rtol=1e-6, atol=3e-6)
+    torch.testing.assert_close(chunked.entropy, whole.entropy, rtol=1e-6, atol=3e-6)
     assert_same_gradients(gradients(model, (chunked.logp * weights(rows)).sum()), expected)
 
 
@@ -182,11 +192,23 @@ def test_bfloat16_runs_near_float32(architecture: str) -> None:
     )
 
 
+@pytest.mark.parametrize("forward", ["stream", "modules"])
 @pytest.mark.parametrize("architecture", ["qwen", "lora"])
-def test_gradient_checkpointing_computes_layers_again_and_gives_the_same(architecture: str) -> None:
-    plain, saving = policy(architecture), policy(architecture, gradient_checkpointing=True)
+def test_gradient_checkpointing_computes_layers_again_and_gives_the_same(
+    architecture: str, forward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, saving = policy(architecture), policy(architecture, gradient_checkpointing=True, forward=forward)
     calls = []
-    saving.model.get_decoder().layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    if forward == "modules":
+        saving.model.get_decoder().layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    else:
+        layer = Trunk._layer
+
+        def counted(self: Trunk, index: int, *given: Any) -> torch.Tensor:
+            calls.extend([1] * (index == 0 and self.checkpointing))
+            return layer(self, index, *given)
+
+        monkeypatch.setattr(Trunk, "_layer", counted)
     rows = batch(plain)
     one, other = plain.forward(rows, 1.0, train=True).logp, saving.forward(rows, 1.0, train=True).logp
     assert len(calls) == 1

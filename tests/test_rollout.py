@@ -10,7 +10,8 @@ from toy_policy import examples, move, plain_logp, policy, prompts
 
 from grpo_exp import tiny
 from grpo_exp.batch import Prompts, Rollout, TokenBatch
-from grpo_exp.policy import Policy, unpack
+from grpo_exp.ops import unpack
+from grpo_exp.policy import Policy
 from grpo_exp.rollout.base import Sampling, uniforms
 from grpo_exp.rollout.torch import TorchEngine
 

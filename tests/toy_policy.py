@@ -36,6 +36,7 @@ def options(**changes: Any) -> ModelOptions:
         "lora_targets": ["all-linear"],
         "max_new_tokens": 8,
         "gradient_checkpointing": False,
+        "forward": "auto",
         "lr_rl": 1e-3,
         "lr_sft": 1e-3,
     }

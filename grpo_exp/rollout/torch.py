@@ -8,13 +8,14 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from grpo_exp.batch import Prompts, Rollout
-from grpo_exp.policy import pack, positions_of
+from grpo_exp.ops import pack
+from grpo_exp.rollout import states
 from grpo_exp.rollout.base import Engine, Sampling, uniforms
 
 if TYPE_CHECKING:
@@ -70,15 +71,9 @@ class _Decoding:
     def run(self) -> _Decoding:
         """Decode until every row has ended or has `max_new_tokens` tokens."""
         policy, steps = self.policy, self.sampling.max_new_tokens
-        prompt, cache = policy.decoder(self.prompt_tokens, self.prompt_mask.long(), positions_of(self.prompt_mask))
-        hidden = prompt[self.local, -1]  # [n, H]
-        cache.batch_select_indices(self.local)
-        width = self.prompt_mask.shape[1]
-        seen = torch.ones((len(self.alive), width + steps), dtype=torch.long, device=policy.device)
-        seen[:, :width] = self.prompt_mask[self.local].long()
-        position = self.prompt_mask.sum(-1)[self.local]  # [n]
+        state = states.begin(policy, self.prompt_tokens, self.prompt_mask, self.local, steps)
         for step in range(steps):
-            token = self._choose(policy.head(hidden), step)
+            token = self._choose(policy.head(state.hidden), step)
             ended = torch.isin(token, self.eos) | self._stopped(step)
             self.finished[self.alive] = ended
             going = ~ended
@@ -87,20 +82,15 @@ class _Decoding:
                 break
             if left < len(going):
                 keep = going.nonzero().squeeze(-1)
-                self.alive, token, position, seen = self.alive[keep], token[keep], position[keep], seen[keep]
-                cache.batch_select_indices(keep)
-            hidden = self._advance(token, seen[:, : width + step + 1], position, cache)
-            position = position + 1
+                self.alive, token = self.alive[keep], token[keep]
+                state.keep(keep)
+            state.advance(token)
         return self
-
-    def _advance(self, token: Tensor, seen: Tensor, position: Tensor, cache: Any) -> Tensor:
-        hidden, _ = self.policy.decoder(token[:, None], seen, position[:, None], cache)
-        return hidden[:, -1]
 
     def _choose(self, logits: Tensor, step: int) -> Tensor:
         """Draw one token for each living row and note it: `[alive, V] -> [alive]`."""
         temperature = self.sampling.temperature
-        logits = logits / temperature if temperature > 0 else logits
+        logits = logits if temperature in (0, 1) else logits / temperature
         if self.support is not None:
             kept = _kept(logits, self.engine.top_p, self.engine.top_k)
             self.support[self.alive, step] = pack(kept)
