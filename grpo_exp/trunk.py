@@ -129,11 +129,6 @@ def _merged(module: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     return weight.to(dtype), bias
 
 
-def heads_a_key(config: Any) -> int:
-    """How many query heads share a key head."""
-    return int(config.num_attention_heads // config.num_key_value_heads)
-
-
 def fits(decoder: Any) -> bool:
     """Whether a decoder is one that `Trunk` computes."""
     config = decoder.config

@@ -23,3 +23,10 @@ def test_every_promise_names_its_test() -> None:
     promises = [row for row in rows if not row.startswith(("| `tiny`", "| random"))]
     assert len(promises) > 40
     assert not [row for row in promises if "`tests/" not in row.split(" | ")[-1]]
+
+
+@pytest.mark.parametrize(("file", "name", "marked"), sorted(set(re.findall(r"`(tests/[\w/.]+)::(\w+)`( \*slow\*)?", PAGE))))
+def test_the_page_says_which_are_slow(file: str, name: str, marked: str) -> None:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    assert ("pytest.mark.slow" in map(ast.unparse, found.decorator_list)) == bool(marked)

@@ -39,6 +39,25 @@ REWARD = """
 def score(completions):
     return [sum(c.isdigit() for c in text) / 8 + len(set(text)) / 80 for text in completions]
 """
+REMEMBERS = """
+class Rising:
+    'More than the mean of all that were scored before, evaluations not counted.'
+
+    def __init__(self):
+        self.seen, self.total = 0, 0.0
+
+    def __call__(self, completions):
+        values = [len(set(text)) + text.count("1") for text in completions]
+        before = self.total / self.seen if self.seen else 0.0
+        self.seen, self.total = self.seen + len(values), self.total + sum(values)
+        return [value - before for value in values]
+
+    def state_dict(self):
+        return {"seen": self.seen, "total": self.total}
+
+    def load_state_dict(self, state):
+        self.seen, self.total = state["seen"], state["total"]
+"""
 MORE = {
     "several updates": ["algo.updates_per_rollout=2", "algo.minibatch_count=2"],
     "replay and dynamic sampling": ["experience.replay.groups=2", "experience.dynamic_sampling=true"],
@@ -46,6 +65,7 @@ MORE = {
     "a moving reference": ["algo.reference.update=ema", "algo.reference.every=1", "algo.reference.alpha=0.3"],
     "an adaptive beta": ["algo.kl.target=0.001", "algo.kl.horizon=2"],
     "an adapter with dropout": ["model.adapter=lora", "model.lora_dropout=0.2"],
+    "a reward that remembers": ["reward.path=mine.py:Rising", "experience.dynamic_sampling=true"],
     "a schedule": ["optim.schedule=cosine", "optim.warmup_steps=2"],
 }
 
@@ -54,7 +74,7 @@ MORE = {
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     coarse = "\ndef coarse(completions):\n    return [float(len(set(text)) > 6) for text in completions]\n"
-    Path("mine.py").write_text(REWARD + coarse)
+    Path("mine.py").write_text(REWARD + coarse + REMEMBERS)
     pairs = [{"prompt": f"{i}+{i}=?", "chosen": str(2 * i), "rejected": str(2 * i + 1)} for i in range(14)]
     Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
@@ -114,7 +134,7 @@ def test_every_algorithm_goes_on(algo: str, capsys: pytest.CaptureFixture[str]) 
     the_same_after(capsys, words, steps=4, at=2)
 
 
-ALWAYS = ("several updates", "replay and dynamic sampling", "a moving reference")
+ALWAYS = ("several updates", "replay and dynamic sampling", "a moving reference", "a reward that remembers")
 MOVING = [what if what in ALWAYS else pytest.param(what, marks=pytest.mark.slow) for what in MORE]
 
 

@@ -11,7 +11,7 @@ from toy_policy import CPU, batch, gradients, llama, options, policy, prompts, q
 from grpo_exp import tiny
 from grpo_exp.errors import ModelError
 from grpo_exp.policy import Policy
-from grpo_exp.rollout.states import ModuleState, StreamState
+from grpo_exp.rollout.states import ModuleState, StreamState, beginning
 from grpo_exp.trunk import fits
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -92,7 +92,10 @@ def test_decoding_goes_the_same_way(name: str, adapter: str) -> None:
     asked = prompts(model)
     local = torch.tensor([0, 0, 1, 1])
     with torch.no_grad():
-        states = [kind(model, asked.tokens, asked.mask, local, 6) for kind in (StreamState, ModuleState)]
+        states = []
+        for model.streams in (True, False):
+            states.append(beginning(model)(model, asked.tokens, asked.mask, local, 6))
+        assert [type(state) for state in states] == [StreamState, ModuleState]
         for token in range(6):
             one, other = (state.hidden for state in states)
             torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -42,6 +45,13 @@ class Reward:
     def written(self, answer: str) -> str:
         """A completion that states this answer as the reward expects it; `check` tries it before a model loads."""
         return f"<answer>{answer}</answer>"
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers between calls, as JSON can hold it; part of every checkpoint."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` returned."""
 
 
 class RewardSum:
@@ -81,6 +91,25 @@ class RewardSum:
         failed = torch.tensor([row in rows for row in range(len(completions))], dtype=torch.bool)
         notes = self._notes({name: failed for name, (_, failed) in scored.items()})
         return Rewards(total, columns, outcome, failed, notes, timeouts)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What the parts remember, by their names."""
+        return {name: copy.deepcopy(state) for name, part in self.parts.items() if (state := part.state())}
+
+    def load(self, state: dict[str, dict[str, Any]]) -> None:
+        """Put back what `state` returned; a part that it does not name stays as it is."""
+        for name, part in self.parts.items():
+            if name in state:
+                part.load(copy.deepcopy(state[name]))
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """Whatever is scored within, it is forgotten afterwards: an evaluation is no experience."""
+        before = self.state()
+        try:
+            yield
+        finally:
+            self.load(before)
 
     def _notes(self, failed: dict[str, dict[int, str]]) -> list[str]:
         """What a person should know of failures that are let pass: the first of each part."""
@@ -137,7 +166,8 @@ def check(rewards: RewardSum, example: Example) -> list[tuple[str, dict[str, flo
     )
     every = 1 - 1 / len(texts)  # a part that fails on all probes would fail on all samples
     try:
-        result = RewardSum(rewards.parts, dataclasses.replace(rewards.failures, max_failed=every))(completions)
+        with rewards.unmoved():
+            result = RewardSum(rewards.parts, dataclasses.replace(rewards.failures, max_failed=every))(completions)
     except RewardError as error:
         raise InputError(f"{error} (tried on data item {example.id} before training)") from error
     seen = {**result.parts, "total": result.total}  # [probes] each

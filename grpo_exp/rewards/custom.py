@@ -11,6 +11,9 @@ called by name, with those of these that its signature has; `**anything` gets al
     token_ids        the samples' token ids                 examples    the data items, `grpo_exp.batch.Example`
     completion_ids   the same, by the name TRL gives it     any field of the data set, by its name, one value for each sample
 
+A class takes the place of a function where something is remembered between calls: it is made without arguments, called as the
+function would be, and `state_dict()` and `load_state_dict(state)` make its memory part of every checkpoint.
+
 The file runs with the rights of the training run: it is trusted code.
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import sys
 import traceback
 from collections.abc import Callable
@@ -37,11 +41,17 @@ _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWOR
 class CustomReward(Reward):
     """What the user's function returns."""
 
-    path: str | None = option("the function, as file.py:function; a relative file is sought from the current folder")
+    path: str | None = option("the function or class, as file.py:name; a relative file is sought from the current folder")
 
     def __post_init__(self) -> None:
         self._function = load(self.path)
         self._parameters = _parameters(self._function, self.path)
+        remembers = [callable(getattr(self._function, name, None)) for name in ("state_dict", "load_state_dict")]
+        if any(remembers) and not all(remembers):
+            raise ConfigError(
+                f"reward.path={self.path!r} has one of state_dict and load_state_dict; to go on where it was it needs both"
+            )
+        self._remembers = all(remembers)
 
     def score(self, completions: Completions) -> list[float | None]:
         """The function's values.
@@ -58,6 +68,30 @@ class CustomReward(Reward):
             raise RewardError(f"reward.path={self.path!r} raised {type(error).__name__} in line {line}: {error}") from error
         values = values.tolist() if hasattr(values, "tolist") else values  # a whole numpy array or tensor
         return [_plain(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+    def state(self) -> dict[str, Any]:
+        """What the user's `state_dict()` returned.
+
+        Raises:
+            RewardError: it is not what JSON can hold, so that it would come back as something else.
+        """
+        if not self._remembers:
+            return {}
+        state = self._function.state_dict()  # type: ignore[attr-defined]
+        try:
+            same = isinstance(state, dict) and json.loads(json.dumps(state, allow_nan=False)) == state
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise RewardError(
+                f"reward.path={self.path!r}: state_dict() returned {state!r:.80}; return a dict of numbers, text, lists and "
+                "dicts with text for keys, without tuples or NaN, which JSON gives back as it was"
+            )
+        return dict(state)
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self._remembers:
+            self._function.load_state_dict(state)  # type: ignore[attr-defined]
 
     def _arguments(self, completions: Completions) -> dict[str, Any]:
         """What the signature asks for, by name; a field of the data set never hides one of the fixed names."""
@@ -87,7 +121,7 @@ class CustomReward(Reward):
 
 
 def load(path: str | None) -> Callable[..., Any]:
-    """The function that `file.py:function` names.
+    """The function that `file.py:name` names, or an object of the class.
 
     Its folder is put at the end of `sys.path`, so that it may import its neighbours.
 
@@ -113,7 +147,17 @@ def load(path: str | None) -> Callable[..., Any]:
             f"reward.path={path!r}: {file} {what} '{name}'.{nearest(name, callables)} "
             f"Its functions: {', '.join(callables) or 'none'}"
         )
-    return function  # type: ignore[no-any-return]
+    if not inspect.isclass(function):
+        return function  # type: ignore[no-any-return]
+    try:
+        made = function()
+    except Exception as error:
+        raise ConfigError(
+            f"reward.path={path!r}: {name}() raised {type(error).__name__} in line {_line(error, file)}: {error}"
+        ) from error
+    if not callable(made):
+        raise ConfigError(f"reward.path={path!r}: objects of the class {name} cannot be called; give it a __call__")
+    return made
 
 
 def _run(file: Path, path: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from grpo_exp.policy import positions_of
 from grpo_exp.stream import additive, attention, in_order, padded
-from grpo_exp.trunk import Frozen, heads_a_key
+from grpo_exp.trunk import Frozen
 
 if TYPE_CHECKING:
     from grpo_exp.policy import Policy
@@ -41,9 +43,9 @@ class State:
         raise NotImplementedError
 
 
-def begin(policy: Policy, tokens: Tensor, mask: Tensor, local: Tensor, steps: int) -> State:
-    """The state before the first token, by the way in which the policy computes."""
-    return (StreamState if policy.streams else ModuleState)(policy, tokens, mask, local, steps)
+def beginning(policy: Policy) -> Callable[[Policy, Tensor, Tensor, Tensor, int], State]:
+    """What makes states, by the way in which the policy computes; good for as long as its weights do not change."""
+    return partial(StreamState, Frozen(policy.body, policy.dtype)) if policy.streams else ModuleState
 
 
 class ModuleState(State):
@@ -72,18 +74,18 @@ class ModuleState(State):
 class StreamState(State):
     """Keys and values in buffers that are allocated once, `[n, key heads, P + steps, D]` for each layer."""
 
-    def __init__(self, policy: Policy, tokens: Tensor, mask: Tensor, local: Tensor, steps: int) -> None:
-        self.trunk = Frozen(policy.body, policy.dtype)
+    def __init__(self, trunk: Frozen, policy: Policy, tokens: Tensor, mask: Tensor, local: Tensor, steps: int) -> None:
+        self.trunk = trunk
         self.mask, self.local, self.room = mask, local, tokens.shape[1] + steps
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         sizes = mask.sum(-1)  # [B]
-        self.sees = additive(in_order(mask), heads_a_key(policy.shape))
+        self.sees = additive(in_order(mask))
         hidden = self.trunk(tokens[mask], positions_of(mask)[mask], self._prefill)
         self.hidden = hidden[sizes.cumsum(0) - 1][local]
         self.position, self.used = sizes[local], tokens.shape[1]  # [n]
         self.sees = torch.zeros((len(local), 1, 1, self.room), device=tokens.device)
-        self.sees[..., : self.used] = additive(mask[local][:, None], 1)
+        self.sees[..., : self.used] = additive(mask[local][:, None])
 
     def advance(self, token: Tensor) -> None:
         self.used += 1

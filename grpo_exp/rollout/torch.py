@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,9 @@ class TorchEngine(Engine):
         group = torch.arange(len(prompts), device=policy.device).repeat_interleave(sampling.samples)  # [N]
         noise = uniforms(sampling, len(prompts)).to(policy.device)  # [N, T]
         with policy.autocast():
+            begin = states.beginning(policy)
             chunks = [
-                _Decoding(self, policy, prompts, group[i : i + rows], noise[i : i + rows], sampling).run()
+                _Decoding(self, policy, prompts, group[i : i + rows], noise[i : i + rows], sampling).run(begin)
                 for i in range(0, len(group), rows)
             ]
         width = max(1, max(int(c.mask.sum(-1).max()) for c in chunks))
@@ -68,10 +70,10 @@ class _Decoding:
         kept, self.local = torch.unique(group, return_inverse=True)
         self.prompt_tokens, self.prompt_mask = prompts.tokens[kept], prompts.mask[kept]
 
-    def run(self) -> _Decoding:
+    def run(self, begin: Callable[..., states.State]) -> _Decoding:
         """Decode until every row has ended or has `max_new_tokens` tokens."""
         policy, steps = self.policy, self.sampling.max_new_tokens
-        state = states.begin(policy, self.prompt_tokens, self.prompt_mask, self.local, steps)
+        state = begin(policy, self.prompt_tokens, self.prompt_mask, self.local, steps)
         for step in range(steps):
             token = self._choose(policy.head(state.hidden), step)
             ended = torch.isin(token, self.eos) | self._stopped(step)

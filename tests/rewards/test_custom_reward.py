@@ -161,3 +161,67 @@ def test_a_function_may_change_the_lists_it_is_given() -> None:
     seen = completions()
     assert RewardSum({"mine": part(source)})(seen).total.tolist() == [1.0, 2.0]
     assert seen == completions()
+
+
+# ---- a class that remembers
+
+COUNTS = """
+class Counts:
+    def __init__(self):
+        self.calls = {"n": 0}
+
+    def __call__(self, completions):
+        self.calls["n"] += 1
+        return [float(self.calls["n"])] * len(completions)
+
+    def state_dict(self):
+        return self.calls
+
+    def load_state_dict(self, state):
+        self.calls = state
+"""
+
+
+def test_a_class_remembers_between_calls_and_gives_its_memory_back() -> None:
+    rewards = RewardSum({"custom": part(COUNTS, "Counts")})
+    assert [rewards(completions()).total.tolist() for _ in range(2)] == [[1, 1], [2, 2]]
+    kept = rewards.state()
+    assert kept == {"custom": {"n": 2}}
+    rewards(completions())
+    assert kept == {"custom": {"n": 2}}, "what was kept moves on with the object"
+    rewards.load(kept)
+    rewards(completions())
+    assert rewards.state() == {"custom": {"n": 3}} and kept == {"custom": {"n": 2}}
+
+
+def test_what_is_scored_in_an_evaluation_is_forgotten() -> None:
+    rewards = RewardSum({"custom": part(COUNTS, "Counts")})
+    rewards(completions())
+    with pytest.raises(ZeroDivisionError), rewards.unmoved():
+        assert rewards(completions()).total.tolist() == [2, 2]
+        raise ZeroDivisionError
+    assert rewards(completions()).total.tolist() == [2, 2]
+
+
+def test_a_function_has_nothing_to_remember() -> None:
+    assert RewardSum({"custom": part("def score(completions): return [0, 0]")}).state() == {}
+
+
+@pytest.mark.parametrize("state", ["[1]", "{1: 2}", "{'a': (1,)}", "{'a': float('nan')}", "{'a': {1}}", "None"])
+def test_a_memory_that_would_come_back_as_something_else_is_refused(state: str) -> None:
+    made = part(COUNTS.replace("return self.calls\n", f"return {state}\n"), "Counts")
+    with pytest.raises(RewardError, match=r"state_dict\(\) returned .*without tuples or NaN"):
+        made.state()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (COUNTS.replace("load_state_dict", "load"), "it needs both"),
+        (COUNTS.replace("__call__", "score"), "give it a __call__"),
+        (COUNTS.replace("(self):\n        self.calls =", "(self, x):\n        self.calls ="), r"Counts\(\) raised TypeError"),
+    ],
+)
+def test_a_class_that_cannot_serve_is_refused(source: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        part(source, "Counts")
