@@ -39,7 +39,8 @@ class Trunk:
             return self._computed(tokens, positions, attend)
 
     def _computed(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        x = nn.functional.embedding(tokens, self.decoder.embed_tokens.weight).float()
+        words = self.decoder.embed_tokens
+        x = nn.functional.embedding(tokens, words.weight, words.padding_idx).float()
         width = x.new_empty(0)  # rotary embeddings ask for a tensor's dtype
         cos, sin = (y[0, :, None, : y.shape[-1] // 2].to(self.dtype) for y in self.decoder.rotary_emb(width, positions[None]))
         for index, layer in enumerate(self.decoder.layers):
@@ -141,12 +142,17 @@ def fits(decoder: Any) -> bool:
         and (type(decoder).__name__ != "MistralModel" or config.sliding_window is None)
         and not config.attention_dropout
         and rope.get("rope_type", "default") not in LENGTHS_APART
+        and type(decoder.embed_tokens) is nn.Embedding
         and all(_plain(module) for name, module in decoder.named_modules() if name.endswith("_proj"))
+        and all(type(module).__name__.endswith("RMSNorm") for name, module in decoder.named_modules() if name.endswith("norm"))
     )
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether a projection is a linear layer, or one with LoRA in its first form."""
+    """Whether a projection is a linear layer, or one with LoRA in its first form: two products without a bias."""
     if type(module) is nn.Linear:
         return True
-    return type(getattr(module, "base_layer", None)) is nn.Linear and not getattr(module, "lora_variant", True)
+    if type(getattr(module, "base_layer", None)) is not nn.Linear or getattr(module, "lora_variant", True):
+        return False
+    ups: Any = module.lora_B
+    return all(up.bias is None for up in ups.values())

@@ -14,7 +14,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_configure() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
+    """A shell has what it starts in the background ignore one of these, nohup the other; a run that is tested must not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

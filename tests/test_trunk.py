@@ -128,9 +128,17 @@ def test_the_modules_on_request() -> None:
     assert policy("llama").streams and not policy("llama", forward="modules").streams
 
 
+@pytest.mark.filterwarnings("ignore")  # peft's, of what it cannot merge or tie
 def test_other_forms_of_lora_are_left_to_the_modules() -> None:
     from peft import LoraConfig, get_peft_model
 
     assert fits(get_peft_model(llama(), LoraConfig(r=2, target_modules="all-linear")).get_base_model().get_decoder())
-    dora = get_peft_model(llama(), LoraConfig(r=2, target_modules="all-linear", use_dora=True))
-    assert not fits(dora.get_base_model().get_decoder())
+    projections = ["q_proj", "down_proj"]
+    for config in (
+        LoraConfig(r=2, target_modules="all-linear", use_dora=True),
+        LoraConfig(r=2, target_modules="all-linear", lora_bias=True),
+        LoraConfig(r=2, target_modules=[*projections, "embed_tokens"]),
+        LoraConfig(r=2, target_modules=projections, modules_to_save=["norm"]),
+        LoraConfig(r=2, target_modules=projections, modules_to_save=["input_layernorm"]),
+    ):
+        assert not fits(get_peft_model(llama(), config).get_base_model().get_decoder()), config
