@@ -396,6 +396,19 @@ def test_without_a_chat_template_messages_are_joined_or_refused(capsys: pytest.C
     assert len([note for note in notes() if "no chat template" in note]) == 1
 
 
+def test_a_model_of_the_hub_that_cannot_be_had_is_one_line_with_the_ways_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline, as it is where the id is wrong or the model gated: no trace, nothing written, nothing asked of the network."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    answer = call(capsys, *SMALL[1:], "model=hf", "model.path=nobody/of-this-name", "hydra.run.dir=run")
+    assert answer.code == 2 and answer.err.count("\n") == 1
+    for part in ("model.path='nobody/of-this-name' cannot be loaded", "local folder", "HF_HUB_OFFLINE", "HF_TOKEN"):
+        assert part in answer.err
+
+
 def test_a_tokenizer_of_another_model_is_refused_with_both_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = tiny.tokenizer()
     tokenizer.add_tokens(["<one>", "<two>"])

@@ -44,6 +44,13 @@ def test_the_longest_name_that_a_disk_takes(capsys: pytest.CaptureFixture[str]) 
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.parametrize("word", ["hydra.run.dir=a\udcff", "beta=\udcff", "\udcff"])
+def test_bytes_that_are_no_text_are_answered_with_the_locale(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, word)
+    assert answer.code == 2 and answer.err.count("\n") == 1
+    assert repr(word) in answer.err and "no text in this locale" in answer.err and "LC_ALL=C.UTF-8" in answer.err
+
+
 @pytest.mark.slow
 def test_a_locale_without_letters_changes_nothing(tmp_path: Path) -> None:
     """LC_ALL=C, where Python takes text for UTF-8 nevertheless; told to take it for ASCII, it is refused by name."""

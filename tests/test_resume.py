@@ -143,6 +143,13 @@ def test_everything_that_moves_goes_on(what: str, capsys: pytest.CaptureFixture[
     the_same_after(capsys, [*BASE, *MORE[what]], steps=5, at=3)
 
 
+def test_a_reward_remembers_what_it_was_trained_on_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the try before the run nor an evaluation: three steps of 3 prompts with 4 samples."""
+    words = [*BASE, "reward.path=mine.py:Rising", "steps=3", "eval.every=1", "hydra.run.dir=run"]
+    assert call(capsys, *words).code == 0
+    assert load(Path("run/checkpoints/step-000003")).progress["source"]["rewards"]["custom"]["seen"] == 3 * 3 * 4
+
+
 @pytest.mark.parametrize("at", [1, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 3, 4))])
 def test_from_any_step(at: int, capsys: pytest.CaptureFixture[str]) -> None:
     the_same_after(capsys, BASE, steps=4, at=at)
