@@ -59,7 +59,7 @@ class ModelOptions:
     max_new_tokens: int = option("default of the root option max_new_tokens", low=1)
     gradient_checkpointing: bool = option("recompute activations in the backward pass: less memory, more time")
     forward: str = option(
-        "how it is computed: stream (decoders like Llama, by operations of our own, several times faster on a CPU), modules "
+        "how it is computed: stream (decoders like Llama, by operations of our own, faster and smaller on a CPU), modules "
         "(by transformers' modules), auto (stream where the model allows it and there is no GPU)",
         choices=("auto", "stream", "modules"),
     )
