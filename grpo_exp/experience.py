@@ -220,8 +220,8 @@ class Online:
         return _Round(rollout, rewards, _batch(rollout, rewards), different, (sampled - started, time.perf_counter() - sampled))
 
     def state(self) -> dict[str, Any]:
-        rewards = {"rewards": state} if (state := self.rewards.state()) else {}
-        return {"order": self.order.state(), "replay": self.replay.state(), "flat": self._flat, **rewards}
+        order, replay, rewards = self.order.state(), self.replay.state(), self.rewards.state()
+        return {"order": order, "replay": replay, "flat": self._flat, "rewards": rewards}
 
     def tensors(self) -> dict[str, Tensor]:
         return self.replay.tensors()
@@ -230,7 +230,7 @@ class Online:
         self.order.load(state["order"])
         self.replay.load(state["replay"], tensors)
         self._flat = state["flat"]
-        self.rewards.load(state.get("rewards", {}))
+        self.rewards.load(state.get("rewards", {}))  # older checkpoints have none
 
 
 def _batch(rollout: Rollout, rewards: Rewards) -> TokenBatch:

@@ -16,24 +16,17 @@ from torch.nn import functional
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv 1910.07467, eq. 4), rounded to `dtype` at the end."""
-    if not torch.is_grad_enabled():
-        return _normed(x, weight, eps, dtype)[0]
     y: Tensor = _run(_RMSNorm, x, weight, eps, dtype)
     return y
-
-
-def _normed(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_exact(x))
-    scale = torch.rsqrt(norm.square() / x.shape[-1] + eps).to(x.dtype)  # [..., 1]
-    return (x * scale).mul_(weight.to(x.dtype)).to(dtype), scale
 
 
 class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        y, scale = _normed(x, weight, eps, dtype)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_exact(x))
+        scale = torch.rsqrt(norm.square() / x.shape[-1] + eps).to(x.dtype)  # [..., 1]
         ctx.save_for_backward(x, weight, scale)
-        return y
+        return (x * scale).mul_(weight.to(x.dtype)).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -51,8 +44,6 @@ class _RMSNorm(Function):
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up (arXiv 2002.05202, eq. 6), keeping the two and nothing in between."""
-    if not torch.is_grad_enabled():
-        return functional.silu(gate).mul_(up)
     y: Tensor = _run(_SwiGLU, gate, up)
     return y
 
@@ -72,8 +63,6 @@ class _SwiGLU(Function):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions (arXiv 2104.09864, eq. 34, pairs half a head apart): `x [n, heads, D]`, `cos, sin [n, 1, D / 2]`."""
-    if not torch.is_grad_enabled():
-        return _turned(x, cos, sin, 1)
     y: Tensor = _run(_Rotate, x, cos, sin)
     return y
 
@@ -170,8 +159,18 @@ class _TokenLogp(Function):
         return torch.cat(dhidden), dweight, None, None, None
 
 
+class _NoGradient:
+    """Stands in for autograd's context, whose making takes longer than some of what is computed while a token is sampled."""
+
+    needs_input_grad = (False,) * 6
+
+    def save_for_backward(self, *_: Tensor) -> None: ...
+
+    def mark_non_differentiable(self, *_: Tensor) -> None: ...
+
+
 def _run(function: Any, *given: Any) -> Any:
-    return function.apply(*given)
+    return function.apply(*given) if torch.is_grad_enabled() else function.forward(_NoGradient(), *given)
 
 
 def _exact(x: Tensor) -> torch.dtype:

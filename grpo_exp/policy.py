@@ -18,7 +18,7 @@ from grpo_exp.critic import Critic, CriticOptions
 from grpo_exp.errors import DataError, ModelError
 from grpo_exp.head import Head
 from grpo_exp.model import ModelOptions
-from grpo_exp.stream import Stream
+from grpo_exp.stream import Stream, positions_of
 from grpo_exp.trunk import KNOWN, Trunk, fits
 
 
@@ -369,11 +369,6 @@ class Policy:
         extra = {"selected_adapters": ["default"]} if self.options.adapter == "lora" else {}
         self.model.save_pretrained(folder, **extra)
         self.tokenizer.save_pretrained(folder)
-
-
-def positions_of(mask: Tensor) -> Tensor:
-    """Position ids that count tokens and not padding: bool `[rows, t] -> long [rows, t]`."""
-    return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def _check_vocabulary(model: Any, tokenizer: Any, options: ModelOptions) -> None:

@@ -29,9 +29,7 @@ class Stream:
         sizes = asked.sum(-1)  # [B]
         self.prompts = int(sizes.sum())
         self.tokens = torch.cat([batch.prompt_tokens[asked], batch.tokens[:, : inner.shape[1]][inner]])
-        self.positions = torch.cat(
-            [(asked.long().cumsum(-1) - 1)[asked], (sizes[group, None] + steps[: inner.shape[1]])[inner]]
-        )
+        self.positions = torch.cat([positions_of(asked)[asked], (sizes[group, None] + steps[: inner.shape[1]])[inner]])
         places = torch.full(batch.mask.shape, -1, device=device)  # [N, T], of the token before
         places[:, 0] = (sizes.cumsum(0) - 1)[group]
         after = places[:, 1:][:, : inner.shape[1]]
@@ -61,6 +59,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
     """Softmax attention: `[b, heads, t, D]`, `[b, key heads, s, D]` twice, `[b, 1, t, s]` -> `[b, heads, t, D]`."""
     out: Tensor = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees.to(q.dtype), enable_gqa=True)
     return out
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """Position ids that count tokens and not padding: bool `[rows, t] -> long [rows, t]`."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def in_order(mask: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ class Trunk:
     def __init__(self, decoder: Any, dtype: torch.dtype, checkpointing: bool = False) -> None:
         self.decoder, self.dtype, self.checkpointing = decoder, dtype, checkpointing
         self._cast: dict[int, Tensor] = {}
-        self._joints: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Last hidden states: `[n], [n] -> [n, H]`."""
@@ -64,7 +63,7 @@ class Trunk:
         return kernels.rms_norm(x, module.weight, module.variance_epsilon, self.dtype)
 
     def _linear(self, module: Any, x: Tensor) -> Tensor:
-        base = module.get_base_layer() if hasattr(module, "base_layer") else module
+        base = _without_adapter(module)
         weight, bias = self._in_dtype(base.weight), None if base.bias is None else self._in_dtype(base.bias)
         if base is module or module.disable_adapters:
             return nn.functional.linear(x, weight, bias)
@@ -91,6 +90,10 @@ class Frozen(Trunk):
     """The same without gradients, for many calls with few tokens: adapters are added to the weights, projections of one input
     joined. These are copies, made at the first call; the modules are left as they are.
     """
+
+    def __init__(self, decoder: Any, dtype: torch.dtype) -> None:
+        super().__init__(decoder, dtype)
+        self._joints: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def _layer(self, index: int, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         own, mlp = layer.self_attn, layer.mlp
@@ -119,9 +122,14 @@ class Frozen(Trunk):
         return nn.functional.linear(x, *known)
 
 
+def _without_adapter(module: Any) -> Any:
+    """The linear layer of a projection."""
+    return module.get_base_layer() if hasattr(module, "base_layer") else module
+
+
 def _merged(module: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a projection with its adapter added, W + scale B A, rounded once."""
-    base = module.get_base_layer() if hasattr(module, "base_layer") else module
+    base = _without_adapter(module)
     weight, bias = base.weight, None if base.bias is None else base.bias.to(dtype)
     if base is not module and not module.disable_adapters:
         for name in module.active_adapters:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo_exp.policy import positions_of
-from grpo_exp.stream import additive, attention, in_order, padded
+from grpo_exp.stream import additive, attention, in_order, padded, positions_of
 from grpo_exp.trunk import Frozen
 
 if TYPE_CHECKING:
