@@ -252,5 +252,6 @@ def test_a_branch_is_a_wandb_run_of_its_own(capsys: pytest.CaptureFixture[str]) 
     assert old["id"] != new["id"]
     assert Path(old["folder"]).is_dir() and Path(old["folder"]).is_relative_to(OLD.absolute())
     assert "run/earlier-1/wandb" in old["sync"]
-    ids = {path.name.rpartition("-")[2] for path in (RUN / "wandb").glob("offline-run-*")}
+    # offline-run-TIME-ID, and -1 after it where a second one began within the same second
+    ids = {path.name.split("-")[3] for path in (RUN / "wandb").glob("offline-run-*")}
     assert ids == {new["id"]}, "a branch that is resumed keeps its own"
