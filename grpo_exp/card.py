@@ -47,7 +47,7 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         "objective": None,
         "folder": str(folder),
         "algo": algorithm.name,
-        "formula": ";  ".join(part for part in (algorithm.formula(), config.experience.formula()) if part),
+        "formula": ";  ".join(part for part in _formulas(config) if part),
         "model": {"name": config.model.name, "parameters": parameters, "trainable": trainable, "adapter": adapter, **critic},
         "data": {
             "name": config.data.name,
@@ -116,3 +116,9 @@ def git() -> dict[str, Any] | None:
 def _git(root: Path, *words: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=5, check=True)
     return done.stdout.strip()
+
+
+def _formulas(config: Config) -> list[str]:
+    """The algorithm's formula, and what sampler and experience add to it."""
+    sampler = config.rollout.formula() if config.algo.online else ""
+    return [config.algo.formula(), sampler, config.experience.formula()]

@@ -181,6 +181,7 @@ def _check_together(config: Config) -> None:
             f"algo.critic.warmup_steps={critic.warmup_steps}: the critic alone learns in that many steps, and with "
             f"steps={steps} the policy would never. Use {steps - 1} at most, or more steps"
         )
+    _check_weights(config)
     _check_experience(config)
 
 
@@ -201,6 +202,15 @@ def _pairs_or_answers(config: Config) -> str:
     if config.algo.product != "policy" or not measures_pairs(config):
         return ""
     return " Use objective.metric=eval/pair_accuracy, or name the field of the answers with data.answer= to measure those"
+
+
+def _check_weights(config: Config) -> None:
+    """Importance weights need a loss that has them."""
+    if config.rollout.weight_max and config.algo.online and not config.algo.weighs_replay:
+        raise ConfigError(
+            f"rollout.weight_max={config.rollout.weight_max:g}: the loss of algo={config.algo.name} has no importance weights. "
+            "Use rollout.weight_max=0"
+        )
 
 
 def _check_experience(config: Config) -> None:

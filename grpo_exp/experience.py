@@ -68,7 +68,7 @@ class Experience:
         metrics: rewards, lengths, times.
         samples: rows for samples.jsonl, without the step.
         tokens: completion tokens that were sampled for it, also those of rows that are not in the batch.
-        weight_max: where the importance weights of replayed rows are cut off.
+        fresh_max, replayed_max: where the importance weights of this step's and of earlier rows are cut off; 0 for none.
         notes: what a person should know of it.
         keep: called with the batch once it has all log-probs, for a source that remembers some of them.
     """
@@ -78,7 +78,8 @@ class Experience:
     metrics: Metrics
     samples: list[dict[str, Any]] = field(default_factory=list)
     tokens: int = 0
-    weight_max: float = math.inf
+    fresh_max: float = 0.0
+    replayed_max: float = math.inf
     notes: list[str] = field(default_factory=list)
     keep: Callable[[TokenBatch], None] = lambda batch: None
 
@@ -175,7 +176,8 @@ class Online:
             batch = fresh if earlier is None else concatenate([fresh, earlier])
         tokens = int(rollout.mask.sum())
         notes = [*rewards.notes, *self._without_signal(metrics["reward/zero_std_frac"])]
-        return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens, self.options.replay.weight_max, notes)
+        limits = self.engine.weight_max, self.options.replay.weight_max
+        return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens, *limits, notes)
 
     def _without_signal(self, frac: float) -> list[str]:
         """A warning, where nearly all groups of many steps had equal rewards; again after as many such steps."""

@@ -46,10 +46,14 @@ class Learner:
     # ---- before the update
 
     @torch.no_grad()
-    def with_outputs(self, batch: TokenBatch, step: int, weight_max: float) -> TokenBatch:
-        """The batch with what the reference and the policy itself say of it, where the algorithm or replayed rows need that."""
+    def with_outputs(self, batch: TokenBatch, step: int, fresh_max: float, replayed_max: float) -> TokenBatch:
+        """The batch with what the reference and the policy itself say of it, where the algorithm or importance weights need it.
+
+        `fresh_max`, `replayed_max`: where the weights of this step's and of earlier rows are cut off; 0 for none.
+        """
         algorithm = self.algorithm
-        needs_old_logp = algorithm.needs_old_logp or batch.age is not None
+        weighs = bool(fresh_max) or batch.age is not None
+        needs_old_logp = algorithm.needs_old_logp or weighs
         if batch.ref_logp is None and algorithm.wants_reference(step):
             with self.policy.reference():
                 batch = batch.with_(ref_logp=self._forward(batch).logp)
@@ -60,11 +64,12 @@ class Learner:
                 entropy=old.entropy if algorithm.needs_entropy else None,
                 values=old.values if algorithm.needs_values else None,
             )
-        if batch.age is not None:
+        if weighs:
             assert batch.old_logp is not None and batch.behaviour_logp is not None
-            batch = batch.with_(
-                weights=importance_weights(batch.old_logp, batch.behaviour_logp, batch.mask, batch.age, weight_max)
-            )
+            limit = torch.full((len(batch),), fresh_max, device=batch.tokens.device)  # [N]
+            if batch.age is not None:
+                limit = limit.masked_fill(batch.age > 0, replayed_max)
+            batch = batch.with_(weights=importance_weights(batch.old_logp, batch.behaviour_logp, batch.mask, limit))
         return batch
 
     def _forward(self, batch: TokenBatch) -> Outputs:
@@ -183,6 +188,8 @@ class Learner:
             metrics |= drift_metrics(logp, batch.ref_logp, mask)
         if batch.behaviour_logp is not None:
             metrics |= mismatch_metrics(batch.behaviour_logp, logp, mask)
+            if batch.weights is not None:
+                metrics["mismatch/weight_mean"] = batch.weights[mask].mean().item()
         return metrics
 
 

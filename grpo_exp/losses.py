@@ -130,16 +130,19 @@ def aggregate_count(mask: Tensor, how: Aggregation) -> Tensor:
     return mask.sum() if how == "token_mean" else torch.tensor(mask.shape[0], device=mask.device)
 
 
-def importance_weights(old_logp: Tensor, behaviour_logp: Tensor, mask: Tensor, age: Tensor, limit: float) -> Tensor:
-    """`min(pi_old / pi_behaviour, limit)` for the tokens of replayed rows, exactly 1 elsewhere: `[N, T] x 3, [N] -> [N, T]`.
+def importance_weights(old_logp: Tensor, behaviour_logp: Tensor, mask: Tensor, limit: Tensor) -> Tensor:
+    """`min(pi_old / pi_behaviour, limit)` for rows whose limit is not 0, exactly 1 elsewhere: `[N, T] x 3, [N] -> [N, T]`.
 
     The weight of the decoupled objective (arXiv 2110.00641, section 3), whose ratio is taken to the policy before the update
     and not to the one that sampled: `w min(r A, clip(r) A)` with r = pi / pi_old. Each token has its own weight; how often the
     tokens before it are written by either policy is left out. The limit, which that paper does not have, trades variance for
-    bias, as in arXiv 1802.01561, section 4. Rows of this step (age 0) were sampled by pi_old itself.
+    bias, as in arXiv 1802.01561, section 4. Rows of this step were sampled by pi_old itself, up to what a sampler rounds
+    otherwise than the training forward; where that counts they have a limit too (truncated importance sampling, as in "Your
+    efficient RL framework secretly brings you off-policy RL training", Yao et al. 2025).
     """
-    replayed = mask & (age > 0)[:, None]  # [N, T]
-    return torch.exp((old_logp - behaviour_logp).masked_fill(~replayed, 0)).clamp(max=limit).masked_fill(~replayed, 1)
+    weighed = mask & (limit > 0)[:, None]  # [N, T]
+    ratio = torch.exp((old_logp - behaviour_logp).masked_fill(~weighed, 0))
+    return torch.minimum(ratio, limit[:, None].to(ratio.dtype)).masked_fill(~weighed, 1)
 
 
 def weighted(x: Tensor, weights: Tensor | None) -> Tensor:

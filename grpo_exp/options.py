@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Sequence
 from typing import Any
@@ -44,12 +45,18 @@ def load_class(package: str, name: str, base: type, key: str) -> type:
     """
     folder = importlib.import_module(package)
     names = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name != "base")
-    if name not in names:
-        raise ConfigError(f"{key}={name!r}: no such choice. Valid: {', '.join(names)}.{nearest(name, names)}")
-    module = importlib.import_module(f"{package}.{name}")
-    classes = [
-        c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__
-    ]
-    if len(classes) != 1:
-        raise TypeError(f"{module.__name__} must define one subclass of {base.__name__}, found {len(classes)}")
+    classes = _classes(f"{package}.{name}", base) if name in names else []
+    if not classes:
+        valid = [other for other in names if _classes(f"{package}.{other}", base)]
+        raise ConfigError(f"{key}={name!r}: no such choice. Valid: {', '.join(valid)}.{nearest(name, valid)}")
+    if len(classes) > 1:
+        raise TypeError(f"{package}.{name} must define one subclass of {base.__name__}, found {len(classes)}")
     return classes[0]
+
+
+def _classes(module: str, base: type) -> list[type]:
+    """The subclasses of `base` that a module defines and that are whole; what it shares with other files is abstract."""
+    found = vars(importlib.import_module(module)).values()
+    return [
+        c for c in found if isinstance(c, type) and issubclass(c, base) and c.__module__ == module and not inspect.isabstract(c)
+    ]

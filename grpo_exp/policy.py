@@ -196,6 +196,11 @@ class Policy:
         return values
 
     @property
+    def language_model(self) -> Any:
+        """The transformers model with its head, adapters within it."""
+        return self._base
+
+    @property
     def body(self) -> Any:
         """The decoder that computes hidden states: the policy's, or within `reference()` the reference's."""
         return self._base.get_decoder()
@@ -366,8 +371,18 @@ class Policy:
 
     def export(self, folder: Path) -> None:
         """Write what transformers' `from_pretrained`, or peft's for an adapter, loads without any code of ours."""
+        self.export_weights(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def export_weights(self, folder: Path) -> None:
+        """The same without the tokenizer."""
         extra = {"selected_adapters": ["default"]} if self.options.adapter == "lora" else {}
         self.model.save_pretrained(folder, **extra)
+
+    def export_base(self, folder: Path) -> None:
+        """Write the model without its adapter, as transformers loads it, and the tokenizer."""
+        plain = {name.replace(".base_layer.", "."): x for name, x in self._base.state_dict().items() if ".lora_" not in name}
+        self._base.save_pretrained(folder, state_dict=plain)
         self.tokenizer.save_pretrained(folder)
 
 

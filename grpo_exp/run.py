@@ -116,6 +116,8 @@ def train(
 
     with StopSignals() as stop, hold(folder), Record(folder, config, before.card) as record:
         with stop.at_once("before it went on; its checkpoints are as they were" if before.state else NOTHING_TO_KEEP):
+            if config.algo.online or not configuration.measures_pairs(config):
+                config.rollout.check()
             data = config.data.load()
             _check_data(config, data)
             check_reward(config, data.train[0], config.algo.online)

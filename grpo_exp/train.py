@@ -128,7 +128,7 @@ class Trainer:
         ready = time.perf_counter()
         batch = self.algorithm.select(drawn.batch)
         if len(batch):
-            batch = self.learner.with_outputs(batch, step, drawn.weight_max)
+            batch = self.learner.with_outputs(batch, step, drawn.fresh_max, drawn.replayed_max)
             drawn.keep(batch)
             batch = self.algorithm.credit(batch)
         known = time.perf_counter()

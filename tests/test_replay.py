@@ -108,12 +108,12 @@ def test_importance_weights_by_hand() -> None:
     old = torch.tensor([[0.5, 0.1, 0.9], [0.5, 0.1, 0.9], [0.2, 0.4, 0.9]], dtype=torch.float64).log()
     behaviour = torch.tensor([[0.4, 0.4, 0.3], [0.4, 0.4, 0.3], [0.4, 0.1, 1e-300]], dtype=torch.float64).log()
     mask = torch.tensor([[True, True, True], [True, True, True], [True, True, False]])
-    weights = importance_weights(old, behaviour, mask, torch.tensor([3, 0, 1]), 2.0)
+    weights = importance_weights(old, behaviour, mask, torch.tensor([2.0, 0, 2.0]))
     torch.testing.assert_close(
         weights, torch.tensor([[1.25, 0.25, 2.0], [1, 1, 1], [0.5, 2.0, 1]], dtype=torch.float64), rtol=1e-12, atol=0
     )
     assert (weights[1] == 1).all() and weights[2, 2] == 1
-    assert importance_weights(old, behaviour, mask, torch.tensor([3, 0, 1]), math.inf)[0, 2].item() == pytest.approx(3)
+    assert importance_weights(old, behaviour, mask, torch.tensor([math.inf, 0, math.inf]))[0, 2].item() == pytest.approx(3)
 
 
 def grpo(*words: str) -> Algorithm:
@@ -143,7 +143,7 @@ def test_replayed_rows_of_the_same_policy_have_the_gradient_of_fresh_ones(words:
     plain = credited(model, algorithm)
     age = torch.tensor([0, 3, 0, 0, 3, 0])
     assert plain.old_logp is not None
-    weights = importance_weights(plain.old_logp, plain.old_logp.clone(), plain.mask, age, 2.0)
+    weights = importance_weights(plain.old_logp, plain.old_logp.clone(), plain.mask, 2.0 * (age > 0))
     replayed = plain.with_(age=age, weights=weights)
     one, other = (gradients(model, algorithm.loss(model.forward(b, 1.0, train=True), b).total) for b in (plain, replayed))
     assert max(g.abs().max().item() for g in one.values()) > 1e-3
@@ -178,7 +178,7 @@ def test_weighted_samples_of_an_older_policy_estimate_the_new_ones_gradient() ->
     behaviour = model.forward(every, 1.0).logp.detach()
     move(model, 0.02)
     old = model.forward(every, 1.0).logp.detach()
-    weights = importance_weights(old, behaviour, full, torch.ones(vocabulary).long(), math.inf)
+    weights = importance_weights(old, behaviour, full, torch.full((vocabulary,), math.inf))
     assert (weights - 1).abs().max() > 0.1
     advantages = torch.randn(vocabulary, 1, generator=torch.Generator().manual_seed(2))
     mean = (behaviour.exp() * weights * advantages).sum()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 
 
 def engine(**changes: Any) -> TorchEngine:
-    return TorchEngine(**({"kind": "torch", "top_p": 1.0, "top_k": 0, "stop": []} | changes))
+    return TorchEngine(**({"kind": "torch", "top_p": 1.0, "top_k": 0, "weight_max": 0.0, "stop": []} | changes))
 
 
 def sampled(
@@ -273,7 +273,7 @@ def test_stop_strings_end_a_row_and_are_left_out_of_the_text() -> None:
 
 
 def test_the_smallest_random_number_draws_the_first_token_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from grpo_exp.rollout import torch as module
+    from grpo_exp.rollout import draw as module
 
     model = policy()
     monkeypatch.setattr(module, "uniforms", lambda sampling, n: torch.zeros(n * sampling.samples, sampling.max_new_tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,25 +34,42 @@ class Sampling:
 
 
 @dataclass
-class Engine:
+class Engine(ABC):
     """Samples completions from the policy; built from its YAML like an algorithm."""
 
     kind: str = option("which engine: the name of a file in grpo_exp/rollout")
     top_p: float = option("sample from the smallest set of tokens with this much probability; 1 for all", above=0, high=1)
     top_k: int = option("sample from this many likeliest tokens; 0 for all", low=0)
+    weight_max: float = option(
+        "each token counts min(pi / pi_sampler, this) in the loss, for a sampler that rounds otherwise; 0: all count the same",
+        low=0,
+    )
     stop: list[str] = option("strings that end a completion, besides the end of sequence; left out of the text")
 
     def __post_init__(self) -> None:
         if any(not text for text in self.stop):
             raise ConfigError(f"rollout.stop={self.stop}: an empty text would end every completion; rollout.stop=[] is none")
 
+    def formula(self) -> str:
+        """What the engine adds to the algorithm's own formula; empty where that is nothing."""
+        return f"each token's terms times min(pi_old / pi_sampler, {self.weight_max:g})" if self.weight_max else ""
+
+    def cut(self, text: str) -> str | None:
+        """The text before the first stop string in it; None where there is none."""
+        places = [place for stop in self.stop if (place := text.find(stop)) >= 0]
+        return text[: min(places)] if places else None
+
+    def check(self) -> None:
+        """Refuse, before a model loads, what cannot work here: raise ConfigError."""
+        return None
+
+    @abstractmethod
     def sample(self, policy: Policy, prompts: Prompts, sampling: Sampling, rows: int) -> Rollout:
         """`sampling.samples` completions of each prompt, computed at most `rows` rows at a time.
 
         The result does not depend on `rows`, up to rounding: each row's random numbers depend on the key, the prompt's place
         and the sample's number alone.
         """
-        raise NotImplementedError
 
 
 def uniforms(sampling: Sampling, prompts: int) -> Tensor:
