@@ -15,7 +15,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 import torch
 import transformers
 from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]
-from step_reward import cheap
+from step_shared import cheap, ended, lengths
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found,unused-ignore]
 
@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("prompt_file", type=Path)
     parser.add_argument("--new", type=int)
+    parser.add_argument("--shortest", type=int, help="completions end at lengths from this to --new, not all at --new")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--prompts", type=int)
     parser.add_argument("--group", type=int)
@@ -44,7 +45,7 @@ def main() -> None:
         gradient_accumulation_steps=rows // micro,
         num_generations=options.group,
         max_completion_length=options.new,
-        generation_kwargs={"min_new_tokens": options.new},
+        generation_kwargs={} if options.shortest else {"min_new_tokens": options.new},
         beta=options.beta,
         temperature=1.0,
         learning_rate=1e-6,
@@ -66,6 +67,8 @@ def main() -> None:
         from peft import LoraConfig
 
         adapter = LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear", task_type="CAUSAL_LM")
+    if options.shortest:
+        end_rows(model, tokenizer.eos_token_id, lengths(options.shortest, options.new, rows))
     prompts = [json.loads(line)["prompt"] for line in options.prompt_file.read_text().splitlines()]
     clock = Clock()
     trainer = GRPOTrainer(
@@ -80,6 +83,7 @@ def main() -> None:
     clock.watch(trainer, "_generate_single_turn", lambda: "rollout")
     clock.watch(trainer, "_get_per_token_logps_and_entropies", lambda: "update" if torch.is_grad_enabled() else "logp")
     clock.watch(trainer.accelerator, "backward", lambda: "update")
+    clock.watch(trainer, "_calculate_rewards", lambda: "reward")
     with open("/proc/self/statm") as file:
         start = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
     trainer.train()
@@ -87,11 +91,27 @@ def main() -> None:
     print(json.dumps(found | {"start": start, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}))
 
 
+def end_rows(model: object, end: int, wanted: torch.Tensor) -> None:
+    """Have the model's `generate` end each row exactly at its wanted length, `[rows]`."""
+    generate = model.generate  # type: ignore[attr-defined]
+
+    def controlled(*args: object, **kwargs: object) -> object:
+        first: list[int] = []  # tokens of the prompts
+
+        def processor(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            first[:] = first or [tokens.shape[1]]
+            return ended(logits, end, tokens.shape[1] - first[0], wanted)
+
+        return generate(*args, **kwargs, logits_processor=transformers.LogitsProcessorList([processor]))
+
+    model.generate = controlled  # type: ignore[attr-defined]
+
+
 class Clock(TrainerCallback):  # type: ignore[misc]
     """Seconds of each step, and of its parts."""
 
     def __init__(self) -> None:
-        self.found: dict[str, list[float]] = {part: [] for part in ("step", "rollout", "logp", "update")}
+        self.found: dict[str, list[float]] = {part: [] for part in ("step", "rollout", "reward", "logp", "update")}
         self.now = dict.fromkeys(self.found, 0.0)
         self.began = 0.0
 
