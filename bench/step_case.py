@@ -14,7 +14,7 @@ PROMPTS, G, BETA = 4, 8, 0.04
 
 @dataclass(frozen=True)
 class Case:
-    """A work point: the model, prompts of `low` to `high` tokens, completions of up to `new` tokens, the sides' best settings."""
+    """A work point: the model, prompts of `low` to `high` tokens, completions of up to `new` tokens, each side's settings."""
 
     model: str
     low: int
