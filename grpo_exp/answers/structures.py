@@ -45,13 +45,21 @@ def parse(text: str) -> Any:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two values are the same: 1 is 1.0, but true is not 1; the order of keys does not matter, that of lists does."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return bool(one == other)
+    return canonical(one) == canonical(other)
+
+
+def canonical(value: Any) -> str:
+    """A text that is the same for the same values."""
+    return json.dumps(_numbers(value), sort_keys=True, default=str)
+
+
+def _numbers(value: Any) -> Any:
+    """The value with 1 for 1.0."""
+    if isinstance(value, dict):
+        return {str(key): _numbers(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_numbers(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _whole(digits: str) -> int:

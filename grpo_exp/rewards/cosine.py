@@ -23,8 +23,8 @@ class CosineReward(Reward):
         r_e, the value `exceeded`                          y >= L_max
 
     In the paper this is the whole reward. Here the outcome part says what is right, and its own weight may be 0, as in
-    reward=cosine. Right is what that part gives more than 0.5; where it does not apply, this does not either. The end of sequence
-    counts as a token.
+    reward=cosine. Right is what that part gives more than 0.5; where it does not apply, this does not either. The
+    end-of-sequence token counts.
     """
 
     max_length: int = option("length in tokens from which the value is `exceeded`", low=1)
