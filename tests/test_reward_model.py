@@ -62,7 +62,7 @@ def completions(examples: list[Example], finished: bool = True) -> Completions:
 def part(path: Path | None, **changes: Any) -> ModelReward:
     where = None if path is None else str(path)
     values: Row = {"kind": "model", "weight": 1.0, "role": "outcome", "path": where, "rows": 32, "device": "cpu"}
-    return ModelReward(**(values | {"output": "score", "threshold": 0.0} | changes))
+    return ModelReward(**(values | {"output": "score", "threshold": 0.0, "offload": False} | changes))
 
 
 # ---- where the score is read
