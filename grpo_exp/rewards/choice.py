@@ -105,7 +105,7 @@ class ChoiceReward(Verifier):
             hint = f"; where it counts the options, set {self.key('first')} to 0 or 1" if given.isdecimal() else ""
             there = ", ".join(listed) or "A, B, ..."
             raise self._fault(
-                example, f"the right option {shown(given)} is neither a letter ({there}) nor an option's text{hint}"
+                example, f"the right one, {shown(given)}, is neither a letter ({there}) nor an option's text{hint}"
             )
         return named
 

@@ -12,7 +12,7 @@ from grpo_exp.options import option
 from grpo_exp.rewards.base import Reward
 
 _NO_TEXT = regex.compile(r"</?[A-Za-z][\w-]{0,40}>|\\[A-Za-z]+")  # tags and LaTeX commands
-_LETTER = regex.compile(r"[\p{L}--[\p{Script=Common}\p{Script=Inherited}]]", regex.V1)  # 𝑥 and º belong to no script
+_LETTER = regex.compile(r"[\p{L}--[\p{Script=Common}\p{Script=Inherited}]]", regex.V1)  # 𝑥 belongs to no script
 
 
 @dataclass

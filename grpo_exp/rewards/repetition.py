@@ -44,7 +44,7 @@ class RepetitionReward(Reward):
         return ops.repeat_ngram_fraction(row, self.n)
 
     def _penalty(self, share: float) -> float:
-        return -max(0.0, share - self.free) / (1 - self.free)
+        return min(0.0, self.free - share) / (1 - self.free)
 
     def explain(self, text: str, example: Example) -> str:
         """The share that it is made of, here always of words."""

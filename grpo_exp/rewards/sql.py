@@ -28,7 +28,7 @@ STEPS = 100  # of SQLite's machine between two looks at the clock
 _BEGINS = re.compile(r"(?:select|with|values)\b", re.IGNORECASE)
 _ORDER = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|[()]|\border\s+by\b", re.IGNORECASE | re.DOTALL)
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-_REFUSED = {"load_extension", "fts3_tokenizer", "sqlite_log"}
+_REFUSED = {"load_extension", "fts3_tokenizer", "sqlite_log", "printf", "format"}  # printf('%.*c', 1e9, 'a') takes 12 s
 
 Rows = list[tuple[Any, ...]]
 
@@ -44,9 +44,10 @@ class SqlReward(Verifier):
     The order of rows matters where the expected query orders its own result. Names of columns do not matter; fractions are
     compared by nine digits. The query is what stands in <answer>, in a fenced block (```sql or ```), or the whole completion.
 
-    The database is opened to be read, and nothing else is authorised: no PRAGMA, no ATTACH, no writing, no extension. A query
-    is stopped after `seconds`, and where a value has more than 100,000 bytes or a result more than a million values. Left out:
-    what it sorts may go to SQLite's temporary files, bounded by the time alone.
+    The database is opened to be read, and nothing else is authorised: no PRAGMA, no ATTACH, no writing, no extension, nor the
+    functions printf and format, which heed neither clock nor limit. A query is stopped after `seconds`, and where a value has
+    more than 100,000 bytes or a result more than a million values. Left out: what it sorts may go to SQLite's temporary files,
+    bounded by the time alone.
     """
 
     near: float = option("value of a query with the right rows in another order, of rows where that matters or of columns")
