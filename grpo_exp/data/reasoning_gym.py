@@ -12,7 +12,10 @@ from grpo_exp.data.base import Dataset, DataSource, items_sha256
 from grpo_exp.errors import ConfigError, DataError, InputError, nearest
 from grpo_exp.options import option
 
-REFUSED = ("composite",)  # a mixture, whose items would be scored by other tasks' scorers
+REFUSED = {
+    "composite": "it is a mixture, whose items other tasks' scorers would score",
+    "game_of_life_halting": "its scorer takes every answer for right",  # bool("False") == bool("True"), reasoning-gym 0.1.25
+}
 
 
 @dataclass
@@ -52,6 +55,8 @@ class ReasoningGym(DataSource):
             raise InputError(
                 f"data=reasoning_gym: the package cannot be imported ({error}): pip install 'grpo-exp[reasoning-gym]'"
             ) from error
+        if self.task in REFUSED:
+            raise ConfigError(f"data.task={self.task}: not offered, since {REFUSED[self.task]}")
         names = sorted(set(DATASETS) - set(REFUSED))
         if self.task not in names:
             raise ConfigError(f"data.task={self.task!r}: no such task.{nearest(self.task, names)} Valid: {', '.join(names)}")
