@@ -47,9 +47,9 @@ class Verifier(Reward):
     def __post_init__(self) -> None:
         others = {name: getattr(self, name) for name in ("near", "wrong", "missing") if hasattr(self, name)}
         if self.right <= max(others.values()):
-            told = [f"{name}={value:g}" for name, value in others.items()]
+            lower = [f"{name}={value:g}" for name, value in others.items()]
             raise ConfigError(
-                f"reward.parts.{self.kind}.right={self.right:g} must be greater than {', '.join(told[:-1])} and {told[-1]}, "
+                f"reward.parts.{self.kind}.right={self.right:g} must be greater than {', '.join(lower[:-1])} and {lower[-1]}, "
                 "otherwise a right answer earns nothing"
             )
 

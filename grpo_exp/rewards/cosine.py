@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from grpo_exp.batch import Completions, Example
 from grpo_exp.errors import ConfigError
+from grpo_exp.metrics import RIGHT_ABOVE
 from grpo_exp.options import option
 from grpo_exp.rewards.base import Reward
-
-RIGHT_ABOVE = 0.5  # as in eval/pass@1
 
 
 @dataclass
