@@ -150,7 +150,7 @@ def attacked(task: str, folder: Path) -> None:
         assert time.perf_counter() - began < 4, text[:60]
 
 
-@pytest.mark.parametrize("task", ["countdown", "n_queens"])
+@pytest.mark.parametrize("task", ["countdown"])
 def test_an_answer_that_is_code_is_not_run(task: str, tmp_path: Path) -> None:
     attacked(task, tmp_path)
 

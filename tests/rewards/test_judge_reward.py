@@ -190,6 +190,7 @@ def test_a_server_that_is_not_there(server: Server) -> None:
     assert "gave no usable answer in 2 tries; the last: ConnectError" in str(failed)
 
 
+@pytest.mark.slow
 def test_waits_grow_and_heed_what_the_server_asks(server: Server) -> None:
     began = time.perf_counter()
     server.answer = lambda request, number: graded(10) if number == 4 else (500, {}, b"")
