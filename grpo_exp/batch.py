@@ -57,6 +57,7 @@ class Completions:
         texts: the completions, decoded, without end-of-sequence tokens and without the stop string.
         token_ids: the completions' token ids, padding excluded, the end-of-sequence token included.
         finished: True where the sample ended by itself (end of sequence or stop string), False where it was cut off.
+        outcome: what the outcome part gave each sample, for the shaping parts; None while that part itself is asked.
     """
 
     examples: list[Example]
@@ -64,14 +65,28 @@ class Completions:
     texts: list[str]
     token_ids: list[list[int]]
     finished: list[bool]
+    outcome: list[float | None] | None = None
 
     def __post_init__(self) -> None:
-        lengths = {f.name: len(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        lengths = {name: len(values) for name, values in given.items() if values is not None}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"Completions: lists of different lengths {lengths}")
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def alone(self, row: int) -> Completions:
+        """One sample by itself."""
+        one = slice(row, row + 1)
+        return Completions(
+            self.examples[one],
+            self.prompts[one],
+            self.texts[one],
+            self.token_ids[one],
+            self.finished[one],
+            None if self.outcome is None else self.outcome[one],
+        )
 
 
 @dataclass(frozen=True)

@@ -335,7 +335,9 @@ def resolved(composed: DictConfig) -> dict[str, Any]:
 
 
 PATHS = ("data.path", "data.split", "model.path", "model.start_adapter", "reward.path")
-"""Options that may name a file or folder, the last with `:function` after it; each part of a reward has its own."""
+"""Options that may name a file or folder, the last with `:function` after it."""
+PART_PATHS = ("path", "schema", "database", "folder")
+"""The same of a part of the reward."""
 
 
 def anchored(plain: dict[str, Any]) -> dict[str, Any]:
@@ -347,7 +349,7 @@ def anchored(plain: dict[str, Any]) -> dict[str, Any]:
             sections[section][name] = _anchored(sections[section][name])
     parts = sections.get("reward", {}).get("parts", {})
     sections.get("reward", {})["parts"] = {
-        name: part | ({"path": _anchored(part["path"])} if "path" in part else {}) for name, part in parts.items()
+        name: part | {key: _anchored(part[key]) for key in PART_PATHS if key in part} for name, part in parts.items()
     }
     return sections
 

@@ -5,6 +5,7 @@ Everything takes tensors and floats and knows nothing of models or configuration
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -72,7 +73,7 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logp.exp() * logp).sum(-1)
 
 
-def repeat_ngram_fraction(tokens: list[int], n: int = 4) -> float:
+def repeat_ngram_fraction(tokens: Sequence[object], n: int = 4) -> float:
     """Share of the n-grams of a sequence that occurred earlier in it: 0 no repetition, near 1 a loop."""
     total = len(tokens) - n + 1
     if total <= 0:

@@ -120,7 +120,7 @@ def train(
                 config.rollout.check()
             data = config.data.load()
             _check_data(config, data)
-            check_reward(config, data.train[0], config.algo.online)
+            check_reward(config, data.train, config.algo.online)
             machine = prepare(config.hardware, config.model.dtype)
             tracker = track.build(config.track, folder)
             policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
@@ -332,15 +332,18 @@ def _need(field: str, examples: list[Example], why: str, which: str, way: str) -
         )
 
 
-def check_reward(config: Config, example: Example, needed: bool = True) -> None:
-    """Try the reward on an item.
+def check_reward(config: Config, examples: list[Example], needed: bool = True) -> None:
+    """Try the reward on the first of the items.
 
     Raises:
-        InputError: it raises, returns no numbers, or `needed`, and its outcome part never applies to the item.
+        InputError: it raises, returns no numbers, or `needed`, and the items have nothing of what a part needs, or its outcome
+            part never applies to the first.
     """
     from grpo_exp.rewards.base import check
 
-    outcome = config.reward.outcome_name
+    outcome, example = config.reward.outcome_name, examples[0]
+    if needed:
+        config.reward.check_data(examples)
     if all(math.isnan(values[outcome]) for _, values in check(config.reward, example)) and needed:
         lacks = ", which has no reference answer; data.answer= names the field" if example.answer is None else ""
         raise ConfigError(

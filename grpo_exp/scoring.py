@@ -47,8 +47,9 @@ class _Fault(Exception):
 def score(name: str, function: Score, completions: Completions, failures: Failures) -> tuple[Tensor, dict[int, str]]:
     """A part's values for N samples, `[N]` float32, NaN where it does not apply or failed; and row -> how it failed.
 
-    A function that fails on all samples together is given each alone. With on_error=error that finds the one to name. With zero
-    it finds those that count nothing; each may then take its even share of the time that was too short for all.
+    A RewardError in place of a value says what went wrong with that sample. A function that raises is given each alone. With
+    on_error=error that finds the one to name. With zero it finds those that count nothing; each may then take its even share of
+    the time that was too short for all.
 
     Raises:
         GrpoError: an InputError of the function's own, which no sample is to blame for.
@@ -64,12 +65,14 @@ def score(name: str, function: Score, completions: Completions, failures: Failur
         values = []
         for row in range(len(completions)):
             try:
-                values += _values(name, function, _alone(completions, row), failures.timeout / len(completions))
+                values += _values(name, function, completions.alone(row), failures.timeout / len(completions))
             except _Fault as alone:
                 values.append(None)
                 failed[row] = f"{alone}, for {_sample(completions, row)}"
     for row, value in enumerate(values):
-        if value is not None and not _is_number(value):
+        if isinstance(value, RewardError):
+            failed[row] = f"{value}, for {_sample(completions, row)}"
+        elif value is not None and not _is_number(value):
             failed[row] = (
                 f"reward part '{name}' returned {value!r:.80} for {_sample(completions, row)}; return a finite number, or None "
                 "where the part does not apply"
@@ -128,23 +131,12 @@ def _culprit(name: str, function: Score, completions: Completions) -> str:
     """The first sample that the function fails on alone, in words; empty where there is none."""
     for row in range(len(completions)):
         try:
-            _values(name, function, _alone(completions, row), seconds=1.0)
+            _values(name, function, completions.alone(row), seconds=1.0)
         except _Fault:
             return f"; alone it fails on {_sample(completions, row)}"
         except GrpoError:
             break
     return ""
-
-
-def _alone(completions: Completions, row: int) -> Completions:
-    one = slice(row, row + 1)
-    return Completions(
-        completions.examples[one],
-        completions.prompts[one],
-        completions.texts[one],
-        completions.token_ids[one],
-        completions.finished[one],
-    )
 
 
 def _sample(completions: Completions, row: int) -> str:

@@ -24,6 +24,10 @@ NEEDS = {
     "reward=custom": ["reward.path=rewards.py:score"],
     "reward=model": ["reward.path=model"],
     "reward/part=model": ["reward.path=model"],
+    "reward=json": ["reward.parts.json.field=wanted"],
+    "reward/part=json": ["reward.parts.more.field=wanted"],
+    "reward=judge": ["reward.parts.judge.base_url=http://127.0.0.1:1/v1", "reward.parts.judge.model=some"],
+    "reward/part=judge": ["reward.parts.more.base_url=http://127.0.0.1:1/v1", "reward.parts.more.model=some"],
     "data=hub": ["data.path=some/data", "model=tiny_random"],
 }
 """What an option cannot be without, besides its own name."""

@@ -62,7 +62,7 @@ def completions(examples: list[Example], finished: bool = True) -> Completions:
 def part(path: Path | None, **changes: Any) -> ModelReward:
     where = None if path is None else str(path)
     values: Row = {"kind": "model", "weight": 1.0, "role": "outcome", "path": where, "rows": 32, "device": "cpu"}
-    return ModelReward(**(values | {"output": "score", "threshold": 0.0} | changes))
+    return ModelReward(**(values | {"output": "score", "threshold": 0.0, "offload": False} | changes))
 
 
 # ---- where the score is read
@@ -168,6 +168,21 @@ def test_a_sample_that_was_cut_off_has_no_end(exported: tuple[Path, torch.Tensor
     folder, wanted = exported
     found = torch.tensor(part(folder).score(completions(PAIRS, finished=False)))
     assert (found - wanted).abs().min() > 1e-3
+
+
+def test_between_calls_it_may_wait_in_the_cpus_memory(
+    exported: tuple[Path, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it goes to is recorded; that it really moves needs a GPU."""
+    folder, wanted = exported
+    moves: list[Any] = []
+    stays = torch.nn.Module.to
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, where: (moves.append(where), stays(self, where))[1])
+    for offload, expected in ((False, ["cpu"]), (True, ["cpu", "cpu", "cpu"])):
+        moves.clear()
+        found = torch.tensor(part(folder, offload=offload).score(completions(PAIRS)))
+        assert moves == expected, "loaded; with offload put in place and taken away"
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_output_and_threshold(exported: tuple[Path, torch.Tensor]) -> None:

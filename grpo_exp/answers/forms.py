@@ -56,6 +56,12 @@ def find(text: str, forms: Sequence[str], finished: bool = True) -> str | None:
     return None
 
 
+def spoken(text: str) -> str:
+    """What a completion says to others: the text behind the last `</think>`; nothing where a `<think>` stays open."""
+    text = text.rpartition("</think>")[2]
+    return text.partition("<think>")[0]
+
+
 def boxes(text: str) -> tuple[list[tuple[int, int]], int]:
     r"""Start and end of the content of each complete `\boxed{...}`, and where an unclosed one begins (else the length)."""
     complete: list[tuple[int, int]] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,9 +32,21 @@ class Reward:
         "outcome: says right or wrong, exactly one part has it; shaping: all others", choices=("outcome", "shaping")
     )
 
-    def score(self, completions: Completions) -> list[float | None]:
-        """One value for each sample, None where this part does not apply."""
+    def score(self, completions: Completions) -> Sequence[float | RewardError | None]:
+        """One value for each sample; None where this part does not apply, a RewardError where it failed on that sample."""
         raise NotImplementedError
+
+    def explain(self, text: str, example: Example) -> str:
+        """What this part found in one completion and why that is worth what `score` gives it, in a line for people."""
+        [value] = self.score(stand_in(example, [text]))
+        return told(value)
+
+    def check_data(self, examples: Sequence[Example]) -> None:
+        """Called before a model loads.
+
+        Raises:
+            InputError: the data has nothing of what this part needs.
+        """
 
     def answer(self, text: str) -> str | None:
         """The answer found in a completion, in a normal form in which equal answers are equal strings; None if there is none.
@@ -79,7 +92,12 @@ class RewardSum:
                 or None, and `failures` does not let that pass.
         """
         symbolic.stops()  # of what was compared before
-        scored = {name: score(name, part.score, completions, self.failures) for name, part in self.parts.items()}
+        first = score(self.outcome_name, self.outcome_part.score, completions, self.failures)
+        judged = dataclasses.replace(completions, outcome=[None if math.isnan(v) else v for v in first[0].tolist()])
+        scored = {
+            name: first if name == self.outcome_name else score(name, part.score, judged, self.failures)
+            for name, part in self.parts.items()
+        }
         columns = {name: values for name, (values, _) in scored.items()}  # [N] each
         total = torch.zeros(len(completions))
         for name, part in self.parts.items():
@@ -91,6 +109,11 @@ class RewardSum:
         failed = torch.tensor([row in rows for row in range(len(completions))], dtype=torch.bool)
         notes = self._notes({name: failed for name, (_, failed) in scored.items()})
         return Rewards(total, columns, outcome, failed, notes, timeouts)
+
+    def check_data(self, examples: Sequence[Example]) -> None:
+        """Raise InputError where the data has nothing of what a part needs."""
+        for part in self.parts.values():
+            part.check_data(examples)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """What the parts remember, by their names."""
@@ -155,16 +178,8 @@ def check(rewards: RewardSum, example: Example) -> list[tuple[str, dict[str, flo
         probes = {"reference answer": rewards.outcome_part.written(example.answer)} | probes
     if example.target is not None:
         probes = {"worked target": example.target} | probes
-    prompt = example.prompt if isinstance(example.prompt, str) else "\n".join(m["content"] for m in example.prompt)
-    texts = list(probes.values())
-    completions = Completions(
-        examples=[example] * len(texts),
-        prompts=[prompt] * len(texts),
-        texts=texts,
-        token_ids=[[0] * max(1, len(text.split())) for text in texts],
-        finished=[True] * len(texts),
-    )
-    every = 1 - 1 / len(texts)  # a part that fails on all probes would fail on all samples
+    completions = stand_in(example, list(probes.values()))
+    every = 1 - 1 / len(probes)  # a part that fails on all probes would fail on all samples
     try:
         with rewards.unmoved():
             result = RewardSum(rewards.parts, dataclasses.replace(rewards.failures, max_failed=every))(completions)
@@ -172,3 +187,20 @@ def check(rewards: RewardSum, example: Example) -> list[tuple[str, dict[str, flo
         raise InputError(f"{error} (tried on data item {example.id} before training)") from error
     seen = {**result.parts, "total": result.total}  # [probes] each
     return [(probe, {name: round(float(values[i]), 6) for name, values in seen.items()}) for i, probe in enumerate(probes)]
+
+
+def stand_in(example: Example, texts: list[str]) -> Completions:
+    """Completions of an item that no model sampled; token ids are stand-ins, one for each word."""
+    prompt = example.prompt if isinstance(example.prompt, str) else "\n".join(m["content"] for m in example.prompt)
+    return Completions(
+        examples=[example] * len(texts),
+        prompts=[prompt] * len(texts),
+        texts=texts,
+        token_ids=[[0] * max(1, len(text.split())) for text in texts],
+        finished=[True] * len(texts),
+    )
+
+
+def told(value: float | RewardError | None) -> str:
+    """A value as people read it."""
+    return "does not apply" if value is None else f"failed: {value}" if isinstance(value, RewardError) else f"{value:g}"

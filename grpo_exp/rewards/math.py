@@ -6,13 +6,14 @@ with the reference as an exact value (`answers.quantities`). A row without a ref
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_exp.answers import forms, quantities, symbolic
-from grpo_exp.batch import Completions
-from grpo_exp.errors import ConfigError, nearest
+from grpo_exp.batch import Completions, Example
+from grpo_exp.errors import ConfigError, RewardError, nearest
 from grpo_exp.options import option
-from grpo_exp.rewards.base import Reward
+from grpo_exp.verifier import Verdict, Verifier, shown
 
 _WRITTEN = {
     "tag": "<answer>{}</answer>",
@@ -26,16 +27,14 @@ _WRITTEN = {
 
 
 @dataclass
-class MathReward(Reward):
+class MathReward(Verifier):
     """`right`, `wrong` or `missing`, by the last answer of the completion."""
 
     extract: list[str] = option(f"forms of answer that count, the most trusted first: {', '.join(forms.FORMS)}")
-    right: float = option("value when the answer equals the reference")
-    wrong: float = option("value when it does not")
-    missing: float = option("value when there is no answer")
     tolerance: float = option("largest relative difference at which numbers are equal; 0: exactly equal", low=0, high=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for form in self.extract:
             if form not in forms.FORMS:
                 raise ConfigError(
@@ -44,25 +43,22 @@ class MathReward(Reward):
                 )
         if not self.extract:
             raise ConfigError(f"reward.parts.{self.kind}.extract=[]: name at least one of {', '.join(forms.FORMS)}")
-        if self.right <= max(self.wrong, self.missing):
-            raise ConfigError(
-                f"reward.parts.{self.kind}.right={self.right:g} must be greater than wrong={self.wrong:g} and "
-                f"missing={self.missing:g}, otherwise a right answer earns nothing"
-            )
 
-    def score(self, completions: Completions) -> list[float | None]:
+    def score(self, completions: Completions) -> Sequence[float | RewardError | None]:
         """One value a sample; None where the data item has no reference answer."""
-        rows = zip(completions.texts, completions.examples, completions.finished, strict=True)
         with symbolic.together():
-            return [self._value(text, example.answer, finished) for text, example, finished in rows]
+            return super().score(completions)
 
-    def _value(self, text: str, reference: str | None, finished: bool) -> float | None:
-        if reference is None or not (reference := reference_answer(reference)):
-            return None
+    def verdict(self, text: str, example: Example, finished: bool) -> Verdict:
+        """Whether the answer equals the reference."""
+        if example.answer is None or not (reference := reference_answer(example.answer)):
+            return Verdict(None, "the item has no reference answer")
         found = forms.find(text, self.extract, finished)
         if not found:
-            return self.missing
-        return self.right if quantities.equal(found, reference, self.tolerance) else self.wrong
+            return Verdict("missing", f"no answer in any of the forms {', '.join(self.extract)}")
+        if quantities.equal(found, reference, self.tolerance):
+            return Verdict("right", f"equals {shown(reference)}", found)
+        return Verdict("wrong", f"does not equal {shown(reference)}", found)
 
     def answer(self, text: str) -> str | None:
         """The last answer in canonical form, such as "3/4" for 0.75."""

@@ -35,6 +35,7 @@ class ModelReward(Reward):
     device: str = option("where the model is computed; auto: a GPU where there is one", choices=("auto", "cpu", "cuda"))
     output: str = option("score: the model's own, less threshold; sigmoid: of that", choices=("score", "sigmoid"))
     threshold: float = option("score that is neither good nor bad; subtracted first")
+    offload: bool = option("between calls the model waits in the CPU's memory, where the policy needs that of the GPU")
 
     def __post_init__(self) -> None:
         self._folder = folder(self.path)
@@ -52,7 +53,13 @@ class ModelReward(Reward):
         model, tokenizer = self._loaded = self._loaded or load(self._folder, self.device)
         triples = zip(completions.examples, completions.texts, completions.finished, strict=True)
         ids = [token_ids(tokenizer, *triple) for triple in triples]
-        parts = [scores(model, ids[i : i + self.rows]) for i in range(0, len(ids), self.rows)]
+        if self.offload:
+            model.to(place(self.device))
+        try:
+            parts = [scores(model, ids[i : i + self.rows]) for i in range(0, len(ids), self.rows)]
+        finally:
+            if self.offload:
+                model.to("cpu")
         values = torch.cat(parts) - self.threshold  # [N]
         return list((values.sigmoid() if self.output == "sigmoid" else values).tolist())
 
@@ -90,8 +97,7 @@ def load(where: Path, device: str) -> tuple[Any, Any]:
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    place = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype: Any = torch.float32 if place == "cpu" else "auto"
+    dtype: Any = torch.float32 if place(device) == "cpu" else "auto"
     key = f"reward.path={str(where)!r}"
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a progress bar
@@ -110,7 +116,12 @@ def load(where: Path, device: str) -> tuple[Any, Any]:
             f"{key}: its tokenizer has ids up to {largest} and the model knows {known} tokens: the tokenizer is of another "
             "vocabulary. Put the model's own beside it"
         )
-    return model.to(place).eval(), tokenizer
+    return model.to(place(device)).eval(), tokenizer
+
+
+def place(device: str) -> str:
+    """Where `device` means."""
+    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def token_ids(tokenizer: Any, example: Example, text: str, finished: bool) -> list[int]:

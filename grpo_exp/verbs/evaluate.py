@@ -73,7 +73,7 @@ def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, A
         if by_pairs:
             check_heldout(config, data)
         else:
-            check_reward(config, data.heldout[0])
+            check_reward(config, data.heldout)
         machine = prepare(config.hardware, config.model.dtype)
         policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
         if by_pairs:

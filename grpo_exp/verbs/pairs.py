@@ -80,7 +80,7 @@ def _made(config: Config, subject: Subject) -> tuple[list[Row], Dataset]:
 
     with StopSignals() as stop, stop.at_once("before the pairs were made"):
         data = config.data.load()
-        check_reward(config, data.train[0])
+        check_reward(config, data.train)
         machine = prepare(config.hardware, config.model.dtype)
         policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
         if subject.checkpoint is not None:

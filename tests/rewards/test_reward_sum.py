@@ -17,7 +17,7 @@ from grpo_exp.rewards.format import FormatReward
 from grpo_exp.rewards.math import MathReward
 
 MATH = MathReward(kind="math", weight=1.0, role="outcome", extract=["tag"], right=1.0, wrong=0.0, missing=0.0, tolerance=0.0)
-FORM = FormatReward(kind="format", weight=0.1, role="shaping", style="answer_tag", pattern=None, finished=True)
+FORM = FormatReward(kind="format", weight=0.1, role="shaping", style="answer_tag", pattern=None, tags=[], finished=True)
 
 
 @dataclass

@@ -76,13 +76,23 @@ def test_a_part_file_gives_every_option_of_its_class_in_its_type(kind: str) -> N
 def test_every_reward_composes_builds_and_scores(option: str, root: Path) -> None:
     (root / "model").mkdir()
     (root / "model" / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "a"}}')
-    extra = {"custom": ["reward.path=mine.py:score"], "model": ["reward.path=model"]}.get(option, [])
+    extra = {
+        "custom": ["reward.path=mine.py:score"],
+        "model": ["reward.path=model"],
+        "json": ["reward.parts.json.field=wanted"],
+        "judge": ["reward.parts.judge.base_url=http://127.0.0.1:1/v1", "reward.parts.judge.model=some"],
+        "choice": ["reward.parts.choice.options=options"],
+        "tool_call": ["reward.parts.tool_call.field=calls"],
+    }.get(option, [])
     reward = composed(root, f"reward={option}", *extra)
     assert reward["name"] == option
     rewards = RewardSum(build(reward["parts"]))
-    if option == "model":
-        return  # tests/test_reward_model.py scores with one
-    sample = Completions([Example("a", "2+2?", "4")], ["2+2?"], ["2+2=4 <answer>4</answer>"], [[1] * 9], [True])
+    if option in ("model", "judge", "sql", "reasoning_gym"):
+        return  # these have tests of their own, with a model, a server, a database and its data
+    columns = {"wanted": 4, "calls": [], "options": {"A": "5", "B": "4"}}
+    text = "2+2=4 \\boxed{B}" if option == "choice" else "2+2=4 <answer>4</answer>"
+    text = "2+2=4, no tool is needed" if option == "tool_call" else text
+    sample = Completions([Example("a", "2+2?", "4", columns=columns)], ["2+2?"], [text], [[1] * 9], [True])
     outcome = rewards(sample).outcome.item()
     assert outcome == (0.0 if option == "digit" else 1.0)
 
