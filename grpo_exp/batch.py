@@ -33,7 +33,7 @@ class Example:
         answer: the reference answer, None where the data has none.
         category: the stratum the item belongs to (a difficulty, a topic); "" where there is none.
         target: a worked completion for supervised training, None where the data has none.
-        columns: the other fields of the row; a reward receives those it names.
+        columns: the fields of the row besides its prompt and pair, as they are; a reward receives those it names.
         chosen, rejected: the completions of a preference pair, None where the data has none.
     """
 
@@ -49,7 +49,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Completions:
-    """What a reward sees of N samples. All lists have length N.
+    """What a reward sees of N samples, and when. All lists have length N.
 
     Attributes:
         examples: the data item each sample belongs to.
@@ -57,6 +57,7 @@ class Completions:
         texts: the completions, decoded, without end-of-sequence tokens and without the stop string.
         token_ids: the completions' token ids, padding excluded, the end-of-sequence token included.
         finished: True where the sample ended by itself (end of sequence or stop string), False where it was cut off.
+        steps: training steps that were over when they were sampled; 0 before training.
     """
 
     examples: list[Example]
@@ -64,9 +65,12 @@ class Completions:
     texts: list[str]
     token_ids: list[list[int]]
     finished: list[bool]
+    steps: int = 0
+
+    LISTS: ClassVar[tuple[str, ...]] = ("examples", "prompts", "texts", "token_ids", "finished")
 
     def __post_init__(self) -> None:
-        lengths = {f.name: len(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        lengths = {name: len(getattr(self, name)) for name in self.LISTS}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"Completions: lists of different lengths {lengths}")
 
@@ -80,11 +84,12 @@ class Rewards:
 
     Attributes:
         total: the weighted sum of the parts, what the algorithm learns from.
-        parts: each part's own value before weighting; NaN where the part does not apply to the row.
-        outcome: the part that says right or wrong. Shaping parts are all others.
+        parts: each part's own value before weighting and whatever the gates say; NaN where the part does not apply to the row.
+        outcome: the part that says right or wrong, where a gate is closed what `rewards.base.Gate` says.
         failed: bool `[N]`, True where a part failed and added nothing; None where that would have ended the run.
         notes: what a person should know of these failures.
         timeouts: how many comparisons of answers took too long and were counted as not equal.
+        closed: bool `[N]`, True where a gate is closed, so that the other parts count nothing; None without gates.
     """
 
     total: Tensor
@@ -93,11 +98,12 @@ class Rewards:
     failed: Tensor | None = None
     notes: list[str] = field(default_factory=list)
     timeouts: int = 0
+    closed: Tensor | None = None
 
     def __post_init__(self) -> None:
-        failed = {} if self.failed is None else {"failed": (self.failed, ("N",))}
+        some = {name: (x, ("N",)) for name in ("failed", "closed") if (x := getattr(self, name)) is not None}
         parts = {k: (v, ("N",)) for k, v in self.parts.items()}
-        _check(total=(self.total, ("N",)), outcome=(self.outcome, ("N",)), **failed, **parts)
+        _check(total=(self.total, ("N",)), outcome=(self.outcome, ("N",)), **some, **parts)
 
 
 @dataclass(frozen=True)
@@ -158,8 +164,8 @@ class Rollout:
             finished=(self.finished, ("N",)),
         )
 
-    def completions(self) -> Completions:
-        """The view of this rollout that rewards are given."""
+    def completions(self, steps: int = 0) -> Completions:
+        """The view of this rollout that rewards are given, sampled after `steps` steps of training."""
         lengths = self.mask.sum(-1).tolist()
         groups = self.group.tolist()
         return Completions(
@@ -168,6 +174,7 @@ class Rollout:
             texts=self.texts,
             token_ids=[row[:n] for row, n in zip(self.tokens.tolist(), lengths, strict=True)],
             finished=self.finished.tolist(),
+            steps=steps,
         )
 
 
@@ -182,6 +189,7 @@ class TokenBatch:
         loss_mask: bool `[N, T]`, the part of `mask` that the loss is taken over.
         finished: bool `[N]`, True where the sample ended by itself; None for stored data.
         reward, outcome: `[N]`, the rewards' total and the part that says right or wrong; None for stored data.
+        normalized: `[N]`, the weighted sum of the parts once each is normalised within its group; None where none is.
         behaviour_logp: `[N, T]`, from the rollout; None for stored data.
         old_logp: `[N, T]`, of the policy before the first update on this batch; None where it equals the policy's own
             (one optimizer step a rollout), and then the ratio is exactly 1.
@@ -204,6 +212,7 @@ class TokenBatch:
     finished: Tensor | None = None
     reward: Tensor | None = None
     outcome: Tensor | None = None
+    normalized: Tensor | None = None
     behaviour_logp: Tensor | None = None
     old_logp: Tensor | None = None
     entropy: Tensor | None = None
@@ -227,7 +236,7 @@ class TokenBatch:
             **{name: (getattr(self, name), ("N", "T")) for name in self._ROW_TOKENS if getattr(self, name) is not None},
         )
 
-    _ROWS = ("finished", "reward", "outcome", "age")
+    _ROWS = ("finished", "reward", "outcome", "normalized", "age")
     _ROW_TOKENS = (
         *("tokens", "mask", "loss_mask", "behaviour_logp", "old_logp", "entropy", "ref_logp"),
         *("values", "advantages", "returns", "weights"),
@@ -235,6 +244,13 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
+
+    @property
+    def credited(self) -> Tensor:
+        """What credit is given for: the normalised sum where there is one, otherwise the reward: `[N]`."""
+        credited = self.reward if self.normalized is None else self.normalized
+        assert credited is not None
+        return credited
 
     def with_(self, **fields: Any) -> Self:
         """A copy with some fields replaced."""

@@ -36,6 +36,7 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         **rows,
     }
     critic = {} if policy.critic is None else {"critic": sum(p.numel() for p in policy.critic.trainable())}
+    formulas = (algorithm.formula(), config.reward.formula() if algorithm.online else "", config.experience.formula())
     adapter = None
     if config.model.adapter == "lora":
         adapter = f"lora r={config.model.lora_rank}" + (
@@ -47,7 +48,7 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         "objective": None,
         "folder": str(folder),
         "algo": algorithm.name,
-        "formula": ";  ".join(part for part in (algorithm.formula(), config.experience.formula()) if part),
+        "formula": ";  ".join(part for part in formulas if part),
         "model": {"name": config.model.name, "parameters": parameters, "trainable": trainable, "adapter": adapter, **critic},
         "data": {
             "name": config.data.name,
@@ -59,7 +60,9 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         },
         "reward": {
             "name": config.reward_name,
-            "parts": {name: {"weight": part.weight, "role": part.role} for name, part in config.reward.parts.items()},
+            "parts": {
+                name: {"weight": part.weight, "role": part.role, **part.about()} for name, part in config.reward.parts.items()
+            },
         },
         "batch": batch,
         "steps": root.steps,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from grpo_exp.advantages import group_normalized
 from grpo_exp.answers import symbolic
 from grpo_exp.batch import Completions, Example, Rewards
 from grpo_exp.errors import ConfigError, InputError, RewardError
 from grpo_exp.options import option
+from grpo_exp.parts import Gate, Normalization
 from grpo_exp.scoring import Failures, score
+
+Values = list[float | None]
 
 
 @dataclass
@@ -28,12 +33,20 @@ class Reward:
     kind: str = option("which reward: the name of a file in grpo_exp/rewards")
     weight: float = option("factor of this part in the sum")
     role: str = option(
-        "outcome: says right or wrong, exactly one part has it; shaping: all others", choices=("outcome", "shaping")
+        "outcome: says right or wrong, exactly one part has it; gate: where closed, nothing else counts; shaping: all others",
+        choices=("outcome", "shaping", "gate"),
     )
 
-    def score(self, completions: Completions) -> list[float | None]:
-        """One value for each sample, None where this part does not apply."""
+    def score(self, completions: Completions) -> Values | Awaitable[Values]:
+        """One value for each sample, None where this part does not apply.
+
+        A subclass may make it `async def`; it is then awaited together with the other parts that do.
+        """
         raise NotImplementedError
+
+    def about(self) -> dict[str, Any]:
+        """What the run card should say of it besides weight and role, as JSON values."""
+        return {}
 
     def answer(self, text: str) -> str | None:
         """The answer found in a completion, in a normal form in which equal answers are equal strings; None if there is none.
@@ -55,17 +68,24 @@ class Reward:
 
 
 class RewardSum:
-    """The weighted sum of named parts, one of which is the outcome.
+    """The weighted sum of named parts, one of which is the outcome, and some of which may be gates.
 
     Raises:
         ConfigError: from `check_roles`, when not exactly one part is the outcome.
     """
 
-    def __init__(self, parts: dict[str, Reward], failures: Failures = Failures()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        parts: dict[str, Reward],
+        failures: Failures = Failures(),  # noqa: B008
+        gate: Gate = Gate(0.0, 0.0),  # noqa: B008
+        normalization: Normalization = Normalization("none", 1, 1e-4),  # noqa: B008
+    ) -> None:
         check_roles(parts)
-        self.parts, self.failures = parts, failures
+        self.parts, self.failures, self.gate, self.normalization = parts, failures, gate, normalization
         self._told: set[str] = set()
         self.outcome_name = next(name for name, part in parts.items() if part.role == "outcome")
+        self.gates = [name for name, part in parts.items() if part.role == "gate"]
 
     @property
     def outcome_part(self) -> Reward:
@@ -79,18 +99,52 @@ class RewardSum:
                 or None, and `failures` does not let that pass.
         """
         symbolic.stops()  # of what was compared before
-        scored = {name: score(name, part.score, completions, self.failures) for name, part in self.parts.items()}
+        scored = score({name: part.score for name, part in self.parts.items()}, completions, self.failures)
         columns = {name: values for name, (values, _) in scored.items()}  # [N] each
+        failed = {name: rows for name, (_, rows) in scored.items()}
+        closed = self._closed(columns, failed)
+        counted = self._counted(columns, closed)
         total = torch.zeros(len(completions))
         for name, part in self.parts.items():
-            total += part.weight * torch.nan_to_num(columns[name])  # a part that does not apply adds nothing
-        outcome, timeouts = torch.nan_to_num(columns[self.outcome_name]), symbolic.stops()
+            total += part.weight * torch.nan_to_num(counted[name])  # a part that does not apply adds nothing
+        rewards = Rewards(
+            total, columns, torch.nan_to_num(counted[self.outcome_name]), timeouts=symbolic.stops(), closed=closed
+        )
         if self.failures.on_error == "error":
-            return Rewards(total, columns, outcome, timeouts=timeouts)
-        rows = {row for _, failed in scored.values() for row in failed}
-        failed = torch.tensor([row in rows for row in range(len(completions))], dtype=torch.bool)
-        notes = self._notes({name: failed for name, (_, failed) in scored.items()})
-        return Rewards(total, columns, outcome, failed, notes, timeouts)
+            return rewards
+        rows = {row for part in failed.values() for row in part}
+        some = torch.tensor([row in rows for row in range(len(completions))], dtype=torch.bool)
+        return dataclasses.replace(rewards, failed=some, notes=self._notes(failed))
+
+    def _closed(self, columns: dict[str, Tensor], failed: dict[str, dict[int, str]]) -> Tensor | None:
+        """True for samples behind a closed gate: bool `[N]`; None without gates. A gate that failed is closed."""
+        if not self.gates:
+            return None
+        closed = torch.stack([columns[name] <= self.gate.above for name in self.gates]).any(0)  # [N]; NaN is no closed gate
+        for name in self.gates:
+            closed[list(failed[name])] = True
+        return closed
+
+    def _counted(self, columns: dict[str, Tensor], closed: Tensor | None) -> dict[str, Tensor]:
+        """What each part counts before weighting, `[N]` each, NaN where it does not apply: its value, but for gates."""
+        if closed is None:
+            return columns
+        counted = {name: torch.where(closed & ~values.isnan(), 0.0, values) for name, values in columns.items()}
+        return counted | {self.outcome_name: columns[self.outcome_name].masked_fill(closed, self.gate.closed)}
+
+    def normalized(self, rewards: Rewards, group: Tensor) -> Tensor | None:
+        """What credit is given for instead of the total, where parts are normalised within their group: `[N]`, or None."""
+        if not self.normalization.on:
+            return None
+        counted, (ddof, eps) = self._counted(rewards.parts, rewards.closed), (self.normalization.ddof, self.normalization.eps)
+        parts = [part.weight * group_normalized(counted[name], group, ddof, eps) for name, part in self.parts.items()]
+        return torch.stack(parts).sum(0)
+
+    def formula(self) -> str:
+        """What becomes of the parts besides their weighted sum, in words; empty where nothing does."""
+        behind = f"{self.outcome_name} counts {self.gate.closed:g} and all else 0 where "
+        gates = behind + " or ".join(f"{name} <= {self.gate.above:g}" for name in self.gates) if self.gates else ""
+        return ";  ".join(text for text in (self.normalization.formula(), gates) if text)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """What the parts remember, by their names."""
