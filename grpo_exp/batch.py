@@ -33,8 +33,10 @@ class Example:
         answer: the reference answer, None where the data has none.
         category: the stratum the item belongs to (a difficulty, a topic); "" where there is none.
         target: a worked completion for supervised training, None where the data has none.
-        columns: the fields of the row besides its prompt and pair, as they are; a reward receives those it names.
+        columns: the other fields of the row; a reward receives those it names.
         chosen, rejected: the completions of a preference pair, None where the data has none.
+        held: the fields of the row that answer, target and category hold whole, as they are, since a reward may ask for them by
+            the names that the data gives them. They say nothing new of the item, and are no part of its hash.
     """
 
     id: str
@@ -45,6 +47,7 @@ class Example:
     columns: dict[str, Any] = field(default_factory=dict)
     chosen: str | None = None
     rejected: str | None = None
+    held: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

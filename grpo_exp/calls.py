@@ -51,33 +51,49 @@ def _called(call: Callable[[], Any], seconds: float) -> Done:
 
 
 def _awaited(waiting: Mapping[Key, Awaitable[Any]], seconds: float) -> dict[Key, Done]:
-    """The thread's loop is kept from call to call, since clients such as those of HTTP stay bound to the one they began in."""
+    """The thread's loop is kept from call to call, since clients such as those of HTTP stay bound to the one they began in.
+
+    It is given up where something in it did not end when told to.
+    """
     loop = getattr(_of_thread, "loop", None)
     if loop is None or loop.is_closed():
         loop = _of_thread.loop = asyncio.new_event_loop()
         atexit.register(loop.close)
+    tasks = {key: loop.create_task(_kept(one)) for key, one in waiting.items()}
     try:
         with _limit(seconds + GRACE):
-            return loop.run_until_complete(_all(waiting, seconds))
-    except DeadlineExceeded as error:  # the alarm fell between two pieces of code that block
-        loop.close()
-        return {key: Done(error=error) for key in waiting}
-    except BaseException:
-        loop.close()
-        raise
-
-
-async def _all(waiting: Mapping[Key, Awaitable[Any]], seconds: float) -> dict[Key, Done]:
-    tasks = {key: asyncio.ensure_future(_kept(one)) for key, one in waiting.items()}
-    limit = seconds if math.isfinite(seconds) else None
-    await asyncio.wait(tasks.values(), timeout=limit, return_when=asyncio.FIRST_EXCEPTION)  # one that ends the program
-    late = {key for key, task in tasks.items() if not task.done()}
-    for key in late:
-        tasks[key].cancel()
-    if late:
-        await asyncio.wait([tasks[key] for key in late], timeout=GRACE / 2)
+            late = loop.run_until_complete(_ended(set(tasks.values()), seconds))
+    except DeadlineExceeded:  # the alarm fell between two pieces of code that block
+        late = {task for task in tasks.values() if not task.done()}
+    finally:
+        if not all(task.done() for task in tasks.values()):
+            _give_up(loop)
+        for task in tasks.values():
+            if task.done() and not task.cancelled():
+                task.exception()  # has been seen, or asyncio tells of it at the end of the program
     too_long = Done(error=DeadlineExceeded(f"took longer than {seconds:.3g} s"))
-    return {key: too_long if key in late else task.result() for key, task in tasks.items()}
+    return {key: too_long if task in late else task.result() for key, task in tasks.items()}
+
+
+async def _ended(tasks: set[asyncio.Task[Done]], seconds: float) -> set[asyncio.Task[Done]]:
+    """Wait for tasks, or until one ends the program; those that were not done in time, told to end."""
+    limit = seconds if math.isfinite(seconds) else None
+    _, late = await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=GRACE / 2)
+    return late
+
+
+def _give_up(loop: asyncio.AbstractEventLoop) -> None:
+    """Close a loop, after one more moment for what is left in it."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    with contextlib.suppress(*_FAULTS), _limit(GRACE):
+        loop.run_until_complete(asyncio.wait(left, timeout=GRACE / 2))
+    loop.close()
 
 
 async def _kept(one: Awaitable[Any]) -> Done:

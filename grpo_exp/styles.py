@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_exp.batch import Completions, Example
+from grpo_exp.batch import Completions
 
 Arguments = dict[str, Any]
 OWN = ("answers", "token_ids", "finished", "examples")
@@ -65,8 +65,8 @@ def told(parameters: Iterable[inspect.Parameter]) -> str:
 
 def columns(completions: Completions) -> Arguments:
     """Every field of the data by its name, one value for each sample, None where an item lacks it."""
-    names = sorted({name for example in completions.examples for name in example.columns})
-    return {name: [example.columns.get(name) for example in completions.examples] for name in names}
+    rows = [example.held | example.columns for example in completions.examples]
+    return {name: [row.get(name) for row in rows] for name in sorted(set().union(*rows))}
 
 
 def own(completions: Completions) -> Arguments:
@@ -106,12 +106,13 @@ def verl(completions: Completions, data_source: str) -> list[Arguments]:
     pairs = zip(completions.texts, completions.examples, strict=True)
     return [
         {
-            "data_source": example.columns.get("data_source", data_source),
+            "data_source": row.get("data_source", data_source),
             "solution_str": text,
-            "ground_truth": _ground_truth(example),
-            "extra_info": copy.deepcopy(example.columns.get("extra_info")) or {},
+            "ground_truth": _ground_truth(row, example.answer),
+            "extra_info": copy.deepcopy(row.get("extra_info")) or {},
         }
         for text, example in pairs
+        for row in [example.held | example.columns]
     ]
 
 
@@ -121,11 +122,11 @@ def verl_batch(completions: Completions, data_source: str) -> Arguments:
     return {f"{name}s": [row[name] for row in rows] for name in VERL}
 
 
-def _ground_truth(example: Example) -> Any:
-    model = example.columns.get("reward_model")
+def _ground_truth(row: dict[str, Any], answer: str | None) -> Any:
+    model = row.get("reward_model")
     if isinstance(model, dict) and "ground_truth" in model:
         return model["ground_truth"]
-    return example.columns.get("ground_truth", example.answer)
+    return row.get("ground_truth", answer)
 
 
 def _unheard(*_: Any, **__: Any) -> None:

@@ -221,7 +221,8 @@ def check(rewards: RewardSum, example: Example) -> list[tuple[str, dict[str, flo
     every = 1 - 1 / len(texts)  # a part that fails on all probes would fail on all samples
     try:
         with rewards.unmoved():
-            result = RewardSum(rewards.parts, dataclasses.replace(rewards.failures, max_failed=every))(completions)
+            failures = dataclasses.replace(rewards.failures, max_failed=every)
+            result = RewardSum(rewards.parts, failures, rewards.gate)(completions)
     except RewardError as error:
         raise InputError(f"{error} (tried on data item {example.id} before training)") from error
     seen = {**result.parts, "total": result.total}  # [probes] each

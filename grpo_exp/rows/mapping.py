@@ -58,15 +58,21 @@ class MappedData(DataSource):
     def item(self, row: Row, prefix: str = "") -> Example:
         """The item that a row describes. Its id is `<prefix>row-<n>`.
 
-        All fields but those of the prompt and of a pair become `columns`, those of answer, target and category too: a reward
-        asks for fields by the names that the data gives them.
+        Fields that prompt, answer, target and category do not hold whole become `columns`; those of the last three are `held`.
 
         Raises:
             RowFault: a field is missing, empty or of a wrong type, or `answer_pattern` does not match.
         """
         row = self._replaced(row)
         pair = None if self.chosen is None else pair_of(row, (self.chosen, str(self.rejected)), self.chat)
-        elsewhere = {self.chosen, self.rejected, None if self._prompt is None else self._prompt.field}
+        kept_whole = [self._prompt, self._target, self._answer if self._pattern is None else None]
+        whole = {
+            self.category,
+            self.chosen,
+            self.rejected,
+            *(template.field for template in kept_whole if template is not None),
+        }
+        apart = {self.chosen, self.rejected, None if self._prompt is None else self._prompt.field}
         return Example(
             id=f"{prefix}row-{row.number}",
             prompt=self._with_context(row, self._asked(row, pair)),
@@ -75,7 +81,8 @@ class MappedData(DataSource):
             target=None if self._target is None else self._target.render(row),
             chosen=None if pair is None else pair.chosen,
             rejected=None if pair is None else pair.rejected,
-            columns={name: value for name, value in row.fields.items() if name not in elsewhere},
+            columns={name: value for name, value in row.fields.items() if name not in whole},
+            held={name: value for name, value in row.fields.items() if name in whole - apart},
         )
 
     def _replaced(self, row: Row) -> Row:

@@ -83,7 +83,7 @@ def _reward(reward: Mapping[str, Any]) -> str:
     terms = []
     for name, about in parts.items():
         said = [about["role"]] if about.get("role") not in (None, "shaping") else []
-        said += [f"called as in {about['style']}"] if about.get("style") else []
+        said += [f"{about['style']} style"] if about.get("style") else []
         terms.append(f"{short(about.get('weight', 1))} × {clean(name)}" + (f" ({clean(', '.join(said))})" if said else ""))
     name = clean(reward.get("name", ""))
     return ("" if name in parts or not name else f"{name}: ") + " + ".join(terms) if terms else name

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 
@@ -47,15 +46,8 @@ def test_reads_every_format_alike(source, write, tmp_path, sums):
     item = next(i for i in sets[0].train + sets[0].heldout if i.id == "s3")
     assert item.prompt == [{"role": "user", "content": "3 + 1 = ?"}]
     assert (item.answer, item.target, item.category) == ("4", None, "")
-    assert item.columns == {"id": "s3", "answer": 4}
-
-    def read(data):
-        """All but the fields as the format has them: a CSV file knows no numbers."""
-        items = [dataclasses.replace(i, columns={k: str(v) for k, v in i.columns.items()}) for i in data.train + data.heldout]
-        return items, len(data.heldout), data.sha256
-
     for other in sets[1:]:
-        assert read(other) == read(sets[0])
+        assert (other.train, other.heldout, other.sha256) == (sets[0].train, sets[0].heldout, sets[0].sha256)
 
 
 def test_blank_lines_line_ends_and_unusual_separators(source, write):
@@ -113,7 +105,7 @@ def test_other_fields_become_columns(source, write):
     options = {"answer_pattern": r"####\s*(.+)$", "category": "level", "target": "{question} {level}", **QA, "split": 1}
     item = source("file", path=write("r.jsonl", rows), **options).load().train[0]
     assert (item.answer, item.category, item.target[-1]) == ("1,200", "3", "3")
-    assert item.columns == {"answer": "so #### 1,200 ", "level": 3, "tests": ["a"]}
+    assert item.columns == {"answer": "so #### 1,200 ", "tests": ["a"]}
 
 
 def test_answers_may_be_absent(source, write, sums):
