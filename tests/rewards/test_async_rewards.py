@@ -129,7 +129,7 @@ def test_rows_that_are_tried_alone_are_awaited_together() -> None:
 
 def test_what_was_stopped_leaves_the_next_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "GRACE", 0.1)
-    for function in (waiting, blocking, stubborn):
+    for function in (waiting, stubborn):
         made = rewards(function, Failures("zero", 0.25, timeout=0.2))
         made(samples())
         assert made(samples(["good"])).total.tolist() == [1]

@@ -9,8 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_exp import config
 from grpo_exp.advantages import group_advantages, group_normalized
-from grpo_exp.batch import Completions, Example
+from grpo_exp.batch import Completions, Example, TokenBatch
+from grpo_exp.compose import compose
+from grpo_exp.errors import ConfigError
 from grpo_exp.parts import Normalization
 from grpo_exp.rewards.base import Reward, RewardSum
 
@@ -86,6 +89,40 @@ def test_off_there_is_nothing_to_credit_but_the_total() -> None:
     rewards = made(a=(1.0, "outcome", [1, 0]), normalization=off)
     scored = rewards(Completions([Example("a", "q")] * 2, ["q"] * 2, ["x"] * 2, [[1]] * 2, [True] * 2))
     assert rewards.normalized(scored, torch.tensor([0, 0])) is None and rewards.formula() == ""
+
+
+@pytest.mark.parametrize("std", ["group", "batch", "none"])
+def test_credit_is_given_for_the_normalised_sum_and_the_batch_may_normalise_it_again(std: str) -> None:
+    """With std=batch as the paper has it; the reward itself says nothing then."""
+    composed = compose([f"algo.std={std}", "reward.normalize.scale=group", "algo.std_eps=0", "beta=0"])
+    built = config.build(composed)
+    group, length = torch.tensor([0, 0, 1, 1]), torch.ones(4, 1, dtype=torch.long)
+    said = torch.tensor([-1.0, 1.0, -2.0, 2.0])
+    prompts, mask = torch.ones(2, 1, dtype=torch.long), length.bool()
+    batch = TokenBatch(prompts, prompts.bool(), group, length, mask, mask, mask[:, 0], reward=torch.rand(4), normalized=said)
+    advantages = built.algo.credit(batch).advantages
+    assert advantages is not None
+    half = 0.5**0.5
+    expected = {"none": said, "group": half * said.sign(), "batch": said / statistics.stdev(said.tolist())}[std]
+    torch.testing.assert_close(advantages[:, 0], expected)
+    assert "R = sum over parts of weight (part - mean_group part)" in built.reward.formula()
+
+
+def test_mined_pairs_are_the_best_and_the_worst_by_it() -> None:
+    built = config.build(compose(["algo=dpo", "reward.normalize.scale=group", "G=3"]))
+    ones = torch.ones(3, 1, dtype=torch.long)
+    prompts = torch.ones(1, 1, dtype=torch.long)
+    batch = TokenBatch(
+        *(prompts, prompts.bool(), torch.zeros(3, dtype=torch.long), torch.tensor([[5], [6], [7]]), ones.bool(), ones.bool()),
+        reward=torch.tensor([3.0, 2.0, 1.0]),
+        normalized=torch.tensor([0.0, 1.0, -1.0]),
+    )
+    assert built.algo.select(batch).tokens.flatten().tolist() == [6, 7]
+
+
+def test_a_group_of_one_cannot_be_normalised() -> None:
+    with pytest.raises(ConfigError, match=r"reward.normalize.scale=group: .*G=1 .*reward.normalize.scale=none"):
+        config.build(compose(["algo=ppo", "G=1", "reward.normalize.scale=group"]))
 
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6), st.floats(0.25, 4), st.floats(-3, 3))
