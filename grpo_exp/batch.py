@@ -88,7 +88,7 @@ class Rewards:
     Attributes:
         total: the weighted sum of the parts, what the algorithm learns from.
         parts: each part's own value before weighting and whatever the gates say; NaN where the part does not apply to the row.
-        outcome: the part that says right or wrong, where a gate is closed what `rewards.base.Gate` says.
+        outcome: the part that says right or wrong, and what `parts.Gate` says where a gate is closed.
         failed: bool `[N]`, True where a part failed and added nothing; None where that would have ended the run.
         notes: what a person should know of these failures.
         timeouts: how many comparisons of answers took too long and were counted as not equal.

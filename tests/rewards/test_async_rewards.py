@@ -172,6 +172,23 @@ def test_a_call_that_ends_the_program_is_let_through() -> None:
     assert calls.run({"a": lambda: asyncio.sleep(0, 5)}, 1.0, 1.0)["a"].value == 5, "the next call begins anew"
 
 
+def test_what_is_too_late_is_told_to_end() -> None:
+    told: list[bool] = []
+    loops: set[asyncio.AbstractEventLoop] = set()
+
+    async def late() -> None:
+        loops.add(asyncio.get_running_loop())
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            told.append(True)
+            raise
+
+    for _ in range(2):
+        assert isinstance(calls.run({"a": late}, 1.0, 0.05)["a"].error, DeadlineExceeded)
+    assert told == [True, True] and len(loops) == 1, "what ends when told to leaves the loop, and clients bound to it, alone"
+
+
 def test_each_call_has_its_own_end() -> None:
     def fail() -> None:
         raise KeyError("colour")

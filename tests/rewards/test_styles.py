@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo_exp import calls
 from grpo_exp.batch import Completions, Example
 from grpo_exp.errors import ConfigError, InputError, RewardError
 from grpo_exp.rewards.base import RewardSum, check
@@ -230,6 +231,29 @@ def test_a_row_may_fail_where_that_is_let_pass(name: str) -> None:
     result = RewardSum({"mine": part(VERL, name)}, Failures("zero", 0.5))(completions())
     assert result.total.tolist() == [1, 0]
     assert result.failed is not None and result.failed.tolist() == [False, True]
+
+
+def test_where_one_row_fails_the_others_do_not_go_on_behind_the_back() -> None:
+    source = """
+import asyncio
+ended = []
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if solution_str == "so 2":
+        raise KeyError("first")
+    await asyncio.sleep(0.05)
+    ended.append(solution_str)
+
+async def wait(completions):
+    await asyncio.sleep(0.15)
+    return [float(len(ended))] * len(completions)
+"""
+    made = part(source, "compute_score")
+    failing, later = made.score(completions()), part(source, "wait")
+    ended = sys.modules["grpo_exp_custom_mine"].ended
+    done = calls.run({"fails": lambda: failing, "waits": lambda: later.score(completions())}, 1.0, 1.0)
+    assert isinstance(done["fails"].error, RewardError) and done["waits"].value == [0.0, 0.0]
+    assert ended == [] and made._function.__globals__["ended"] == []
 
 
 # ---- which convention
