@@ -29,6 +29,20 @@ def group_std(x: Tensor, group: Tensor, ddof: int) -> Tensor:
     return (squares / (count - ddof).clamp(min=1)).sqrt()[group]
 
 
+def group_normalized(x: Tensor, group: Tensor, ddof: int, eps: float) -> Tensor:
+    """(x - mean) / (std + eps) within each row's group, of its rows that are not NaN: `[N], [N] -> [N]`, 0 where x is NaN.
+
+    GDPO's normalisation of one reward (arXiv 2601.05242). A group of equal values gets exactly 0, rounding included.
+    """
+    there = (~x.isnan()).nonzero().squeeze(-1)  # [n]
+    result = torch.zeros_like(x)
+    if len(there):
+        value, own = x[there], group[there]
+        distance = (value - group_mean(value, own)) / (group_std(value, own, ddof) + eps)
+        result[there] = distance.masked_fill(~contrast(value, own), 0)  # last, since 0 / 0 is not 0
+    return result
+
+
 def contrast(x: Tensor, group: Tensor) -> Tensor:
     """True for rows whose group holds different values: `[N], [N] -> bool [N]`."""
     groups = int(group.max()) + 1

@@ -35,6 +35,8 @@ class Example:
         target: a worked completion for supervised training, None where the data has none.
         columns: the other fields of the row; a reward receives those it names.
         chosen, rejected: the completions of a preference pair, None where the data has none.
+        held: the fields of the row that answer, target and category hold whole, as they are, since a reward may ask for them by
+            the names that the data gives them. They say nothing new of the item, and are no part of its hash.
     """
 
     id: str
@@ -45,11 +47,12 @@ class Example:
     columns: dict[str, Any] = field(default_factory=dict)
     chosen: str | None = None
     rejected: str | None = None
+    held: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class Completions:
-    """What a reward sees of N samples. All lists have length N.
+    """What a reward sees of N samples, and when. All lists have length N.
 
     Attributes:
         examples: the data item each sample belongs to.
@@ -57,7 +60,8 @@ class Completions:
         texts: the completions, decoded, without end-of-sequence tokens and without the stop string.
         token_ids: the completions' token ids, padding excluded, the end-of-sequence token included.
         finished: True where the sample ended by itself (end of sequence or stop string), False where it was cut off.
-        outcome: what the outcome part gave each sample, for the shaping parts; None while that part itself is asked.
+        steps: training steps that were over when they were sampled; 0 before training.
+        outcome: what the outcome part gave each sample, for parts with `Reward.after_outcome`; None for all others.
     """
 
     examples: list[Example]
@@ -65,11 +69,13 @@ class Completions:
     texts: list[str]
     token_ids: list[list[int]]
     finished: list[bool]
+    steps: int = 0
     outcome: list[float | None] | None = None
 
+    LISTS: ClassVar[tuple[str, ...]] = ("examples", "prompts", "texts", "token_ids", "finished", "outcome")
+
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        lengths = {name: len(values) for name, values in given.items() if values is not None}
+        lengths = {name: len(values) for name in self.LISTS if (values := getattr(self, name)) is not None}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"Completions: lists of different lengths {lengths}")
 
@@ -78,15 +84,8 @@ class Completions:
 
     def alone(self, row: int) -> Completions:
         """One sample by itself."""
-        one = slice(row, row + 1)
-        return Completions(
-            self.examples[one],
-            self.prompts[one],
-            self.texts[one],
-            self.token_ids[one],
-            self.finished[one],
-            None if self.outcome is None else self.outcome[one],
-        )
+        lists = {name: values[row : row + 1] for name in self.LISTS if (values := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **lists)
 
 
 @dataclass(frozen=True)
@@ -95,11 +94,12 @@ class Rewards:
 
     Attributes:
         total: the weighted sum of the parts, what the algorithm learns from.
-        parts: each part's own value before weighting; NaN where the part does not apply to the row.
-        outcome: the part that says right or wrong. Shaping parts are all others.
+        parts: each part's own value before weighting and whatever the gates say; NaN where the part does not apply to the row.
+        outcome: the part that says right or wrong, and what `parts.Gate` says where a gate is closed.
         failed: bool `[N]`, True where a part failed and added nothing; None where that would have ended the run.
         notes: what a person should know of these failures.
         timeouts: how many comparisons of answers took too long and were counted as not equal.
+        closed: bool `[N]`, True where a gate is closed, so that the other parts count nothing; None without gates.
     """
 
     total: Tensor
@@ -108,11 +108,12 @@ class Rewards:
     failed: Tensor | None = None
     notes: list[str] = field(default_factory=list)
     timeouts: int = 0
+    closed: Tensor | None = None
 
     def __post_init__(self) -> None:
-        failed = {} if self.failed is None else {"failed": (self.failed, ("N",))}
+        some = {name: (x, ("N",)) for name in ("failed", "closed") if (x := getattr(self, name)) is not None}
         parts = {k: (v, ("N",)) for k, v in self.parts.items()}
-        _check(total=(self.total, ("N",)), outcome=(self.outcome, ("N",)), **failed, **parts)
+        _check(total=(self.total, ("N",)), outcome=(self.outcome, ("N",)), **some, **parts)
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ class Rollout:
             finished=(self.finished, ("N",)),
         )
 
-    def completions(self) -> Completions:
-        """The view of this rollout that rewards are given."""
+    def completions(self, steps: int = 0) -> Completions:
+        """The view of this rollout that rewards are given, sampled after `steps` steps of training."""
         lengths = self.mask.sum(-1).tolist()
         groups = self.group.tolist()
         return Completions(
@@ -183,6 +184,7 @@ class Rollout:
             texts=self.texts,
             token_ids=[row[:n] for row, n in zip(self.tokens.tolist(), lengths, strict=True)],
             finished=self.finished.tolist(),
+            steps=steps,
         )
 
 
@@ -197,6 +199,7 @@ class TokenBatch:
         loss_mask: bool `[N, T]`, the part of `mask` that the loss is taken over.
         finished: bool `[N]`, True where the sample ended by itself; None for stored data.
         reward, outcome: `[N]`, the rewards' total and the part that says right or wrong; None for stored data.
+        normalized: `[N]`, the weighted sum of the parts once each is normalised within its group; None where none is.
         behaviour_logp: `[N, T]`, from the rollout; None for stored data.
         old_logp: `[N, T]`, of the policy before the first update on this batch; None where it equals the policy's own
             (one optimizer step a rollout), and then the ratio is exactly 1.
@@ -219,6 +222,7 @@ class TokenBatch:
     finished: Tensor | None = None
     reward: Tensor | None = None
     outcome: Tensor | None = None
+    normalized: Tensor | None = None
     behaviour_logp: Tensor | None = None
     old_logp: Tensor | None = None
     entropy: Tensor | None = None
@@ -242,7 +246,7 @@ class TokenBatch:
             **{name: (getattr(self, name), ("N", "T")) for name in self._ROW_TOKENS if getattr(self, name) is not None},
         )
 
-    _ROWS = ("finished", "reward", "outcome", "age")
+    _ROWS = ("finished", "reward", "outcome", "normalized", "age")
     _ROW_TOKENS = (
         *("tokens", "mask", "loss_mask", "behaviour_logp", "old_logp", "entropy", "ref_logp"),
         *("values", "advantages", "returns", "weights"),
@@ -250,6 +254,13 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
+
+    @property
+    def credited(self) -> Tensor:
+        """What credit is given for: the normalised sum where there is one, otherwise the reward: `[N]`."""
+        credited = self.reward if self.normalized is None else self.normalized
+        assert credited is not None
+        return credited
 
     def with_(self, **fields: Any) -> Self:
         """A copy with some fields replaced."""

@@ -59,7 +59,9 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         },
         "reward": {
             "name": config.reward_name,
-            "parts": {name: {"weight": part.weight, "role": part.role} for name, part in config.reward.parts.items()},
+            "parts": {
+                name: {"weight": part.weight, "role": part.role, **part.about()} for name, part in config.reward.parts.items()
+            },
         },
         "batch": batch,
         "steps": root.steps,
@@ -119,6 +121,6 @@ def _git(root: Path, *words: str) -> str:
 
 
 def _formulas(config: Config) -> list[str]:
-    """The algorithm's formula, and what sampler and experience add to it."""
-    sampler = config.rollout.formula() if config.algo.online else ""
-    return [config.algo.formula(), sampler, config.experience.formula()]
+    """The algorithm's formula, and what reward, sampler and experience add to it."""
+    samples = [config.reward.formula(), config.rollout.formula()] if config.algo.online else []
+    return [config.algo.formula(), *samples, config.experience.formula()]

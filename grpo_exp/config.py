@@ -18,6 +18,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import load_class, option
+from grpo_exp.parts import Gate, Normalization
 from grpo_exp.schema import join, make, names, refuse_unknown
 from grpo_exp.sweep.options import SweepOptions
 
@@ -64,6 +65,11 @@ class RewardOptions:
 
     name: str = option("name of this reward, for the run card and W&B")
     path: str | None = option("file.py:function of reward=custom")
+    style: str = option(
+        "whose convention the function of reward=custom follows; auto: told by its signature",
+        choices=("auto", "grpo_exp", "trl", "verl"),
+    )
+    kwargs: dict[str, Any] = option("more arguments for that function, by name")
     on_error: str = option(
         "a part that raises, takes too long or returns no finite number: error ends the run; zero lets it add nothing to those "
         "samples, and counts them",
@@ -71,6 +77,8 @@ class RewardOptions:
     )
     max_failed: float = option("with zero: the share of a step's samples that a part may fail on", low=0, high=1)
     timeout: float = option("seconds that a part may take for the samples of a step, or of an evaluation", above=0)
+    gate: Gate = option("parts with role=gate")
+    normalize: Normalization = option("each part normalised within its group before they are added up")
     parts: dict[str, Any] = option("the parts by name; each is an option of reward/part")
 
 
@@ -181,6 +189,11 @@ def _check_together(config: Config) -> None:
             f"algo.critic.warmup_steps={critic.warmup_steps}: the critic alone learns in that many steps, and with "
             f"steps={steps} the policy would never. Use {steps - 1} at most, or more steps"
         )
+    if config.reward.normalization.on and config.algo.online and config.root.G < 2:
+        raise ConfigError(
+            f"reward.normalize.scale=group: within a group of G={config.root.G} sample every part is normalised to 0. Use G=2 "
+            "or more, or reward.normalize.scale=none"
+        )
     _check_weights(config)
     _check_experience(config)
 
@@ -259,7 +272,8 @@ def _reward(options: RewardOptions) -> RewardSum:
 
     parts = {name: _choose(Reward, "grpo_exp.rewards", part, f"reward.parts.{name}") for name, part in options.parts.items()}
     check_roles(parts)
-    return RewardSum(parts, Failures(options.on_error, options.max_failed, options.timeout))
+    failures = Failures(options.on_error, options.max_failed, options.timeout)
+    return RewardSum(parts, failures, options.gate, options.normalize)
 
 
 def _choose(base: type[T], package: str, values: Any, key: str) -> T:

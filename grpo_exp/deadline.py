@@ -33,7 +33,7 @@ def deadline(seconds: float) -> Iterator[None]:
         raise RuntimeError("a time limit needs the main thread of a system with alarms (Linux, macOS)")
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        raise DeadlineExceeded(f"took longer than {seconds:g} s")
+        raise DeadlineExceeded(f"took longer than {seconds:.3g} s")
 
     start = time.monotonic()
     handler = signal.signal(signal.SIGALRM, stop)

@@ -40,7 +40,7 @@ def _rows(batch: TokenBatch, policy: Policy, examples: Sequence[Example]) -> lis
     for example in examples:
         ids[tuple(policy.prompt_ids(example)[0])].append(example.id)
     prompts = [row[mask].tolist() for row, mask in zip(batch.prompt_tokens, batch.prompt_mask, strict=True)]
-    numbers = {name: x for name in ("reward", "outcome", "age") if (x := getattr(batch, name)) is not None}
+    numbers = {name: x for name in ("reward", "outcome", "normalized", "age") if (x := getattr(batch, name)) is not None}
     decode = policy.tokenizer.decode
     return [
         {

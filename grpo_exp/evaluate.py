@@ -107,14 +107,17 @@ class Evaluator:
             options.max_new_tokens,
         )
         with self.rewards.unmoved():
-            rewards = self.rewards(rollout.completions())
+            rewards = self.rewards(rollout.completions(steps=step))
         answers = [self.rewards.outcome_part.answer(text) for text in rollout.texts]
         rows = [
             {"step": step, "category": self.examples[i // options.samples].category, **row, "answer": answer}
             for i, (row, answer) in enumerate(zip(sample_rows(rollout, rewards), answers, strict=True))
         ]
         right = (rewards.outcome > RIGHT_ABOVE).view(-1, options.samples)  # [items, samples]
-        votes = answers if type(self.rewards.outcome_part).answer is not Reward.answer else None
+        votes = None
+        if type(self.rewards.outcome_part).answer is not Reward.answer:
+            closed = [False] * len(answers) if rewards.closed is None else rewards.closed.tolist()
+            votes = [None if shut else answer for answer, shut in zip(answers, closed, strict=True)]  # which counts nothing
         items = _items(right, votes, options.samples)
         items["eval/length"] = rollout.mask.sum(-1).cpu().double().view_as(right).mean(-1)
         items["eval/truncated_frac"] = (~rollout.finished).cpu().double().view_as(right).mean(-1)

@@ -215,11 +215,12 @@ class Online:
             sampling.max_new_tokens,
         )
         sampled = time.perf_counter()
-        rewards = self.rewards(rollout.completions())
+        rewards = self.rewards(rollout.completions(steps=step - 1))
         different = contrast(rewards.outcome, rollout.group.cpu())
         by_prompt = different[:: self.sampling.samples]  # [B], rows being ordered by prompt
         self.order.record(indices, by_prompt.tolist())
-        return _Round(rollout, rewards, _batch(rollout, rewards), different, (sampled - started, time.perf_counter() - sampled))
+        batch = _batch(rollout, rewards, self.rewards.normalized(rewards, rollout.group.cpu()))
+        return _Round(rollout, rewards, batch, different, (sampled - started, time.perf_counter() - sampled))
 
     def state(self) -> dict[str, Any]:
         order, replay, rewards = self.order.state(), self.replay.state(), self.rewards.state()
@@ -231,12 +232,13 @@ class Online:
     def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.order.load(state["order"])
         self.replay.load(state["replay"], tensors)
+        self.replay.forget(lambda group: (group.normalized is not None) != self.rewards.normalization.on)
         self._flat = state["flat"]
         self.rewards.load(state.get("rewards", {}))  # older checkpoints have none
 
 
-def _batch(rollout: Rollout, rewards: Rewards) -> TokenBatch:
-    """The rows of a rollout with their rewards."""
+def _batch(rollout: Rollout, rewards: Rewards, normalized: Tensor | None) -> TokenBatch:
+    """The rows of a rollout with their rewards; `normalized` as in `TokenBatch`."""
     device = rollout.tokens.device
     return TokenBatch(
         prompt_tokens=rollout.prompts.tokens,
@@ -248,6 +250,7 @@ def _batch(rollout: Rollout, rewards: Rewards) -> TokenBatch:
         finished=rollout.finished,
         reward=rewards.total.to(device),
         outcome=rewards.outcome.to(device),
+        normalized=None if normalized is None else normalized.to(device),
         behaviour_logp=rollout.behaviour_logp,
         support=rollout.support,
     )
@@ -266,6 +269,7 @@ def _joined(rounds: list[_Round], whole: TokenBatch) -> tuple[Rollout, Rewards]:
         failed=None if parts[0].failed is None else torch.cat([part.failed for part in parts if part.failed is not None]),
         notes=[note for part in parts for note in part.notes],
         timeouts=sum(part.timeouts for part in parts),
+        closed=None if parts[0].closed is None else torch.cat([part.closed for part in parts if part.closed is not None]),
     )
     prompts = [done.rollout.prompts for done in rounds]
     asked = Prompts(

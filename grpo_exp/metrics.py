@@ -57,6 +57,7 @@ def reward_metrics(rewards: Rewards, group: Tensor) -> Metrics:
         **part_means,
         **({"format/rate": _nanmean(rewards.parts["format"] > RIGHT_ABOVE)} if "format" in rewards.parts else {}),
         **({"reward/failed_frac": rewards.failed.float().mean().item()} if rewards.failed is not None else {}),
+        **({"reward/closed_frac": rewards.closed.float().mean().item()} if rewards.closed is not None else {}),
         **({"reward/timeouts": float(rewards.timeouts)} if rewards.timeouts else {}),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,10 @@ class Replay:
         for group in batch.group[different].unique().tolist():
             rows = (batch.group == group).nonzero().squeeze(-1)
             self._groups.append((step, batch.rows(rows).to("cpu")))
+
+    def forget(self, which: Callable[[TokenBatch], bool]) -> None:
+        """Leave out kept groups, such as those of a run with other options."""
+        self._groups = deque(((step, group) for step, group in self._groups if not which(group)), self.options.capacity)
 
     def state(self) -> dict[str, Any]:
         """The steps of the kept groups, as JSON values; `tensors` has the rest."""

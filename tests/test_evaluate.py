@@ -152,6 +152,28 @@ def test_majority_is_there_from_the_start_and_only_where_the_reward_knows_answer
     assert "eval/maj@k" not in found.items and "eval/pass@k" in found.items
 
 
+def test_a_reward_is_told_the_step_of_the_evaluation() -> None:
+    seen: list[int] = []
+
+    class Late(Shout):
+        def score(self, completions: Completions) -> list[float | None]:
+            seen.append(completions.steps)
+            return super().score(completions)
+
+    Evaluator(Names(), Script(SAID), RewardSum({"late": Late("late", 1.0, "outcome")}), ITEMS, options(), Rows(100))(7)  # type: ignore[arg-type]
+    assert seen == [7]
+
+
+def test_behind_a_closed_gate_nothing_is_right_and_no_answer_has_a_vote() -> None:
+    """The gate stops texts in small letters: of item b both right answers, so that a wrong one wins the vote."""
+    gated = RewardSum({"equal": Equal("equal", 1.0, "outcome"), "loud": Shout("shout", 0.0, "gate")})
+    said = {"a": ["a", "a", "A", "B"], "b": ["B", "B", "b", "b"], "c": ["c", "C", "C", "xx"]}
+    found = Evaluator(Names(), Script(said), gated, ITEMS, options(), Rows(100))(1)  # type: ignore[arg-type]
+    assert found.items["eval/pass@1"].tolist() == [0.25, 0, 0.5]
+    assert found.items["eval/maj@k"].tolist() == [1, 0, 1]
+    assert [row["answer"] for row in found.rows[:4]] == ["a", "a", "A", "B"]
+
+
 def test_one_category_has_no_columns_of_its_own() -> None:
     same = [Example(e.id, e.prompt, e.answer, "only") for e in ITEMS]
     found = Evaluator(Names(), Script(SAID), rewards(), same, options(), Rows(100))(1)  # type: ignore[arg-type]

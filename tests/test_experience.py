@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections import Counter
 from contextlib import nullcontext
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError
 from grpo_exp.experience import Experience, ExperienceOptions, Offline, Online
 from grpo_exp.memory import Rows
+from grpo_exp.parts import Gate, Normalization
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import PromptOrder
 from grpo_exp.replay import ReplayOptions
@@ -81,7 +83,7 @@ def online(
     rewards = RewardSum({"length": length} | ({} if reward is None else {"script": reward}))
     options = experience(**changes)
     order = PromptOrder(examples, 0, 0, options.skip_visits)
-    engine = engine or TorchEngine("torch", 1.0, 0, [])
+    engine = engine or TorchEngine("torch", 1.0, 0, 0.0, [])
     return Online(model, engine, rewards, examples, order, Sampling(1.0, 5, 4, (3, 0, 0)), 2, Rows(100), options)
 
 
@@ -118,6 +120,63 @@ def test_samples_and_their_rewards_stay_together() -> None:
     assert drawn.batch.finished is not None
     assert drawn.batch.finished.tolist() == [row["finished"] for row in drawn.samples]
     assert 0 < drawn.batch.finished.sum() < 8
+
+
+def test_parts_are_normalised_in_their_group_and_travel_with_their_rows() -> None:
+    """Over rounds, with filtering, and into the replayed groups; the reward keeps its meaning."""
+    table = scripted(a="0110", b="0000", c="0011", d="0001")
+    source = online(asks("a", "b", "c", "d"), table, dynamic_sampling=True, groups=1)
+    source.rewards.normalization = Normalization("group", 1, 0.0)
+    for step in (1, 2):
+        drawn = source.draw(step)
+        batch = drawn.batch
+        assert batch.normalized is not None and batch.reward is not None and drawn.rewards is not None
+        assert batch.credited is batch.normalized
+        expected = torch.zeros(len(batch))
+        parts = {"script": batch.outcome, "length": batch.mask.sum(-1).float()}  # which add up to the reward
+        torch.testing.assert_close(batch.reward, sum(parts.values()))  # type: ignore[arg-type]
+        for rows in (batch.group == group for group in batch.group.unique()):
+            for values in parts.values():
+                own = values[rows].tolist()  # type: ignore[index]
+                spread = statistics.stdev(own)
+                expected[rows] += torch.tensor([(v - statistics.mean(own)) / spread if spread else 0 for v in own])
+        torch.testing.assert_close(batch.normalized, expected)
+    assert batch.age is not None and batch.age.max() == 1, "the second step learns from a group of the first as well"
+
+
+def test_replayed_groups_that_were_not_normalised_are_forgotten_by_a_run_that_does() -> None:
+    table = scripted(a="0110", b="0011")
+    before = online(asks("a", "b"), table, groups=1)
+    before.draw(1)
+    for normalization, kept in ((Normalization("group", 1, 0.0), 0), (Normalization("none", 1, 0.0), 2)):
+        after = online(asks("a", "b"), table, groups=1)
+        after.rewards.normalization = normalization
+        after.load(before.state(), before.tensors())
+        assert len(after.replay) == kept
+        after.draw(2)
+
+
+def test_closed_gates_are_counted_over_rounds() -> None:
+    source = online(asks("a", "b", "c"), scripted(a="0110", b="0000", c="0011"), dynamic_sampling=True)
+    source.rewards = RewardSum(
+        {"script": source.rewards.parts["script"], "long": Length("length", 0.0, "gate")}, gate=Gate(2.0, 0.0)
+    )
+    drawn = source.draw(1)
+    assert drawn.rewards is not None and drawn.rewards.closed is not None
+    short = [row["length"] <= 2 for row in drawn.samples]
+    assert drawn.rewards.closed.tolist() == short and 0 < sum(short) < len(short)
+    assert drawn.metrics["reward/closed_frac"] == sum(short) / len(short)
+    assert all(row["total"] == row["outcome"] == 0 for row, shut in zip(drawn.samples, short, strict=True) if shut)
+
+
+def test_a_reward_is_told_how_many_steps_are_over() -> None:
+    seen: list[int] = []
+    source = online()
+    score = source.rewards.parts["length"].score
+    source.rewards.parts["length"].score = lambda completions: seen.append(completions.steps) or score(completions)  # type: ignore[method-assign,func-returns-value]
+    source.draw(1)
+    source.draw(7)
+    assert seen == [0, 6]
 
 
 def test_each_step_draws_other_numbers_and_repeats() -> None:
@@ -161,7 +220,7 @@ class Counting(TorchEngine):
 
 def test_groups_of_equal_outcomes_are_replaced_whatever_their_shaped_rewards() -> None:
     """The second prompt is all wrong, its rewards differ by length: a phantom gradient if it stayed. One more is asked."""
-    engine = Counting("torch", 1.0, 0, [])
+    engine = Counting("torch", 1.0, 0, 0.0, [])
     drawn = online(asks(*NAMES), in_order("0011", "0000", "1000"), engine, dynamic_sampling=True).draw(1)
     assert drawn.rewards is not None and drawn.rewards.total[4:8].std() > 0
     assert [count for count, _ in engine.calls] == [2, 1]
@@ -223,7 +282,7 @@ def test_where_every_group_has_contrast_dynamic_sampling_changes_nothing() -> No
 
 
 def test_rounds_join_where_sampling_keeps_a_part_of_the_vocabulary() -> None:
-    engine = TorchEngine("torch", 0.8, 0, [])
+    engine = TorchEngine("torch", 0.8, 0, 0.0, [])
     drawn = online(asks(*NAMES), in_order("0000", "0001"), engine, dynamic_sampling=True).draw(1)
     said = policy().forward(drawn.batch, 1.0)
     assert drawn.batch.behaviour_logp is not None and drawn.batch.support is not None

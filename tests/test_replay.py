@@ -62,7 +62,7 @@ def test_every_field_is_joined() -> None:
     filled = []
     for piece in made:
         n, t = piece.tokens.shape
-        rows = {name: torch.rand(n) for name in ("reward", "outcome")}
+        rows = {name: torch.rand(n) for name in ("reward", "outcome", "normalized")}
         tokens = {f.name: torch.rand(n, t) for f in dataclasses.fields(piece) if f.name in TokenBatch._ROW_TOKENS[3:]}
         support = torch.randint(0, 255, (n, t, 3), dtype=torch.uint8)
         filled.append(piece.with_(**rows, **tokens, finished=torch.rand(n) > 0.5, age=torch.arange(n), support=support))

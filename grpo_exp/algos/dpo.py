@@ -78,8 +78,7 @@ class DPO(Algorithm):
         if isinstance(batch, PairBatch):
             self._measured = {"dpo/pairs": len(batch) / 2}
             return batch
-        assert batch.reward is not None
-        index = preferences.best_and_worst(batch.reward, batch.group, self.margin)  # [2 M]
+        index = preferences.best_and_worst(batch.credited, batch.group, self.margin)  # [2 M]
         pairs = len(index) / 2
         self._measured = {"dpo/pairs": pairs, "dpo/pair_frac": pairs / len(batch.group.unique())}
         return PairBatch(**vars(batch.rows(index)))

@@ -92,8 +92,7 @@ class GRPO(PolicyGradient):
     # ---- credit
 
     def credit(self, batch: TokenBatch) -> TokenBatch:
-        batch, reward = self._without_truncated(batch), batch.reward  # [N]
-        assert reward is not None
+        batch, reward = self._without_truncated(batch), batch.credited  # [N]
         to_come: Tensor | float = 0.0
         if self.needs_reference and self.kl.place == "reward":
             price = self.weight.value * self._drift(batch)  # [N, T]

@@ -77,8 +77,7 @@ class PPO(PolicyGradient):
 
     def _rewards(self, batch: TokenBatch) -> Tensor:
         """What each token brings: minus beta times its KL, and with the last one the reward: `[N, T]`."""
-        reward = batch.reward  # [N]
-        assert reward is not None
+        reward = batch.credited  # [N]
         if self.missing_eos_penalty:
             assert batch.finished is not None
             reward = reward - self.missing_eos_penalty * (~batch.finished).to(reward.dtype)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from grpo_exp.batch import Example
 from grpo_exp.options import option
@@ -55,5 +56,9 @@ class DataSource:
 
 def items_sha256(train: Sequence[Example], heldout: Sequence[Example]) -> str:
     """Hash of all items as canonical JSON: equal exactly where prompts, answers, targets, fields and split are."""
-    items = {"train": [dataclasses.asdict(e) for e in train], "heldout": [dataclasses.asdict(e) for e in heldout]}
+    items = {name: [_said(e) for e in part] for name, part in (("train", train), ("heldout", heldout))}
     return hashlib.sha256(json.dumps(items, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
+
+
+def _said(example: Example) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(example).items() if name != "held"}

@@ -169,8 +169,10 @@ def _how(run: Run) -> dict[str, str]:
     config = run.config
     found = {"objective.metric": run.metric, "objective.direction": "maximize" if run.maximize else "minimize"}
     found |= {key: repr(config[key]) for key in config if key.startswith("eval.") and key not in ("eval.every", "eval.start")}
-    outcome = [key.removesuffix(".role") for key, value in config.items() if key.endswith(".role") and value == "outcome"]
-    for part in outcome:
+    roles = {key.removesuffix(".role"): value for key, value in config.items() if key.endswith(".role")}
+    deciding = [part for part, role in roles.items() if role in ("outcome", "gate")]
+    deciding += ["reward.gate"] if "gate" in roles.values() else []
+    for part in deciding:
         found |= {k: repr(config[k]) for k in config if k.startswith(f"{part}.") and k != f"{part}.weight"}
     return found
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from grpo_exp import calls
+from grpo_exp.advantages import group_normalized
 from grpo_exp.answers import symbolic
 from grpo_exp.batch import Completions, Example, Rewards
 from grpo_exp.errors import ConfigError, InputError, RewardError
 from grpo_exp.options import option
+from grpo_exp.parts import Gate, Normalization
 from grpo_exp.scoring import Failures, score
+
+Values = Sequence[float | RewardError | None]
 
 
 @dataclass
@@ -26,20 +33,29 @@ class Reward:
     The class is built from the part's YAML: `OmegaConf.to_object` calls it with every field as a keyword.
     """
 
+    after_outcome: ClassVar[bool] = False
+    """True where it looks at `Completions.outcome`."""
+
     kind: str = option("which reward: the name of a file in grpo_exp/rewards")
     weight: float = option("factor of this part in the sum")
     role: str = option(
-        "outcome: says right or wrong, exactly one part has it; shaping: all others", choices=("outcome", "shaping")
+        "outcome: says right or wrong, exactly one part has it; gate: where closed, nothing else counts; shaping: all others",
+        choices=("outcome", "shaping", "gate"),
     )
 
-    def score(self, completions: Completions) -> Sequence[float | RewardError | None]:
-        """One value for each sample; None where this part does not apply, a RewardError where it failed on that sample."""
+    def score(self, completions: Completions) -> Values | Awaitable[Values]:
+        """One value for each sample; None where this part does not apply, a RewardError where it failed on that sample.
+
+        A subclass may make it `async def`; it is then awaited together with the other parts that do.
+        """
         raise NotImplementedError
 
     def explain(self, text: str, example: Example) -> str:
         """What this part found in one completion and why that is worth what `score` gives it, in a line for people."""
-        [value] = self.score(stand_in(example, [text]))
-        return told(value)
+        done = calls.run({0: partial(self.score, stand_in(example, [text]))}, math.inf, math.inf)[0]
+        if done.error is not None:
+            raise done.error
+        return told(done.value[0])
 
     def check_data(self, examples: Sequence[Example]) -> None:
         """Called before a model loads.
@@ -47,6 +63,10 @@ class Reward:
         Raises:
             InputError: the data has nothing of what this part needs.
         """
+
+    def about(self) -> dict[str, Any]:
+        """What the run card should say of it besides weight and role, as JSON values."""
+        return {}
 
     def answer(self, text: str) -> str | None:
         """The answer found in a completion, in a normal form in which equal answers are equal strings; None if there is none.
@@ -68,17 +88,24 @@ class Reward:
 
 
 class RewardSum:
-    """The weighted sum of named parts, one of which is the outcome.
+    """The weighted sum of named parts, one of which is the outcome, and some of which may be gates.
 
     Raises:
         ConfigError: from `check_roles`, when not exactly one part is the outcome.
     """
 
-    def __init__(self, parts: dict[str, Reward], failures: Failures = Failures()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        parts: dict[str, Reward],
+        failures: Failures = Failures(),  # noqa: B008
+        gate: Gate = Gate(0.0, 0.0),  # noqa: B008
+        normalization: Normalization = Normalization("none", 1, 1e-4),  # noqa: B008
+    ) -> None:
         check_roles(parts)
-        self.parts, self.failures = parts, failures
+        self.parts, self.failures, self.gate, self.normalization = parts, failures, gate, normalization
         self._told: set[str] = set()
         self.outcome_name = next(name for name, part in parts.items() if part.role == "outcome")
+        self.gates = [name for name, part in parts.items() if part.role == "gate"]
 
     @property
     def outcome_part(self) -> Reward:
@@ -92,23 +119,62 @@ class RewardSum:
                 or None, and `failures` does not let that pass.
         """
         symbolic.stops()  # of what was compared before
-        first = score(self.outcome_name, self.outcome_part.score, completions, self.failures)
-        judged = dataclasses.replace(completions, outcome=[None if math.isnan(v) else v for v in first[0].tolist()])
-        scored = {
-            name: first if name == self.outcome_name else score(name, part.score, judged, self.failures)
-            for name, part in self.parts.items()
-        }
+        scored = self._scored(completions)
         columns = {name: values for name, (values, _) in scored.items()}  # [N] each
+        failed = {name: rows for name, (_, rows) in scored.items()}
+        closed = self._closed(columns, failed)
+        counted = self._counted(columns, closed)
         total = torch.zeros(len(completions))
         for name, part in self.parts.items():
-            total += part.weight * torch.nan_to_num(columns[name])  # a part that does not apply adds nothing
-        outcome, timeouts = torch.nan_to_num(columns[self.outcome_name]), symbolic.stops()
+            total += part.weight * torch.nan_to_num(counted[name])  # a part that does not apply adds nothing
+        rewards = Rewards(
+            total, columns, torch.nan_to_num(counted[self.outcome_name]), timeouts=symbolic.stops(), closed=closed
+        )
         if self.failures.on_error == "error":
-            return Rewards(total, columns, outcome, timeouts=timeouts)
-        rows = {row for _, failed in scored.values() for row in failed}
-        failed = torch.tensor([row in rows for row in range(len(completions))], dtype=torch.bool)
-        notes = self._notes({name: failed for name, (_, failed) in scored.items()})
-        return Rewards(total, columns, outcome, failed, notes, timeouts)
+            return rewards
+        rows = {row for part in failed.values() for row in part}
+        some = torch.tensor([row in rows for row in range(len(completions))], dtype=torch.bool)
+        return dataclasses.replace(rewards, failed=some, notes=self._notes(failed))
+
+    def _scored(self, completions: Completions) -> dict[str, tuple[Tensor, dict[int, str]]]:
+        """By part its values, `[N]`, and row -> how it failed."""
+        later = {name for name, part in self.parts.items() if part.after_outcome}
+        found = score({name: part.score for name, part in self.parts.items() if name not in later}, completions, self.failures)
+        if later:
+            right = found[self.outcome_name][0].tolist()  # [N]
+            judged = dataclasses.replace(completions, outcome=[None if math.isnan(value) else value for value in right])
+            found |= score({name: self.parts[name].score for name in later}, judged, self.failures)
+        return {name: found[name] for name in self.parts}
+
+    def _closed(self, columns: dict[str, Tensor], failed: dict[str, dict[int, str]]) -> Tensor | None:
+        """True for samples behind a closed gate: bool `[N]`; None without gates. A gate that failed is closed."""
+        if not self.gates:
+            return None
+        closed = torch.stack([columns[name] <= self.gate.above for name in self.gates]).any(0)  # [N]; NaN is no closed gate
+        for name in self.gates:
+            closed[list(failed[name])] = True
+        return closed
+
+    def _counted(self, columns: dict[str, Tensor], closed: Tensor | None) -> dict[str, Tensor]:
+        """What each part counts before weighting, `[N]` each, NaN where it does not apply: its value, but for gates."""
+        if closed is None:
+            return columns
+        counted = {name: torch.where(closed & ~values.isnan(), 0.0, values) for name, values in columns.items()}
+        return counted | {self.outcome_name: columns[self.outcome_name].masked_fill(closed, self.gate.closed)}
+
+    def normalized(self, rewards: Rewards, group: Tensor) -> Tensor | None:
+        """What credit is given for instead of the total, where parts are normalised within their group: `[N]`, or None."""
+        if not self.normalization.on:
+            return None
+        counted, (ddof, eps) = self._counted(rewards.parts, rewards.closed), (self.normalization.ddof, self.normalization.eps)
+        parts = [part.weight * group_normalized(counted[name], group, ddof, eps) for name, part in self.parts.items()]
+        return torch.stack(parts).sum(0)
+
+    def formula(self) -> str:
+        """What becomes of the parts besides their weighted sum, in words; empty where nothing does."""
+        behind = f"{self.outcome_name} counts {self.gate.closed:g} and all else 0 where "
+        gates = behind + " or ".join(f"{name} <= {self.gate.above:g}" for name in self.gates) if self.gates else ""
+        return ";  ".join(text for text in (self.normalization.formula(), gates) if text)
 
     def check_data(self, examples: Sequence[Example]) -> None:
         """Raise InputError where the data has nothing of what a part needs."""
@@ -182,7 +248,8 @@ def check(rewards: RewardSum, example: Example) -> list[tuple[str, dict[str, flo
     every = 1 - 1 / len(probes)  # a part that fails on all probes would fail on all samples
     try:
         with rewards.unmoved():
-            result = RewardSum(rewards.parts, dataclasses.replace(rewards.failures, max_failed=every))(completions)
+            failures = dataclasses.replace(rewards.failures, max_failed=every)
+            result = RewardSum(rewards.parts, failures, rewards.gate)(completions)
     except RewardError as error:
         raise InputError(f"{error} (tried on data item {example.id} before training)") from error
     seen = {**result.parts, "total": result.total}  # [probes] each

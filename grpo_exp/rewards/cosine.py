@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_exp.batch import Completions, Example
 from grpo_exp.errors import ConfigError
@@ -25,6 +26,8 @@ class CosineReward(Reward):
     reward=cosine. Right is what that part gives more than 0.5; where it does not apply, this does not either. The
     end-of-sequence token counts.
     """
+
+    after_outcome: ClassVar[bool] = True
 
     max_length: int = option("length in tokens from which the value is `exceeded`", low=1)
     right_short: float = option("value of a right completion of length 0")

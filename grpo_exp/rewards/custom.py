@@ -11,28 +11,29 @@ called by name, with those of these that its signature has; `**anything` gets al
     token_ids        the samples' token ids                 examples    the data items, `grpo_exp.batch.Example`
     completion_ids   the same, by the name TRL gives it     any field of the data set, by its name, one value for each sample
 
+It may be `async def`. One written for TRL or verl runs unchanged: `grpo_exp.styles` says what it is called with, and how that
+is told by its signature.
+
 A class takes the place of a function where something is remembered between calls: it is made without arguments, called as the
 function would be, and `state_dict()` and `load_state_dict(state)` make its memory part of every checkpoint.
-
-The file runs with the rights of the training run: it is trusted code.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import inspect
 import json
-import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from grpo_exp import styles
 from grpo_exp.batch import Completions
 from grpo_exp.errors import ConfigError, RewardError, nearest
 from grpo_exp.options import option
-from grpo_exp.rewards.base import Reward
+from grpo_exp.rewards.base import Reward, Values
+from grpo_exp.user_code import file_of, line_of, load, parameters
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -42,10 +43,17 @@ class CustomReward(Reward):
     """What the user's function returns."""
 
     path: str | None = option("the function or class, as file.py:name; a relative file is sought from the current folder")
+    style: str = option("whose convention it follows; auto: told by its signature", choices=("auto", "grpo_exp", "trl", "verl"))
+    kwargs: dict[str, Any] = option("more arguments for it, by name")
+    data_source: str = option("with style=verl: the data_source of items that have no field of that name")
 
     def __post_init__(self) -> None:
         self._function = load(self.path)
-        self._parameters = _parameters(self._function, self.path)
+        self._parameters = parameters(self._function, self.path)
+        self._taken = styles.told(self._parameters) if self.style == "auto" else self.style
+        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters)
+        self._names = {parameter.name for parameter in self._parameters if parameter.kind in _BY_KEYWORD}
+        self._check_kwargs()
         remembers = [callable(getattr(self._function, name, None)) for name in ("state_dict", "load_state_dict")]
         if any(remembers) and not all(remembers):
             raise ConfigError(
@@ -53,21 +61,60 @@ class CustomReward(Reward):
             )
         self._remembers = all(remembers)
 
-    def score(self, completions: Completions) -> list[float | None]:
-        """The function's values.
+    def _check_kwargs(self) -> None:
+        for name in self.kwargs:
+            if name in styles.FIXED[self._taken]:
+                raise ConfigError(f"reward.kwargs.{name}: the function gets '{name}' of the samples; choose another name")
+            if name not in self._names and not self._takes_all:
+                raise ConfigError(
+                    f"reward.kwargs.{name}: the function of reward.path={self.path!r} takes no '{name}'."
+                    f"{nearest(name, self._names)} It takes {', '.join(sorted(self._names)) or 'nothing'}"
+                )
+
+    def about(self) -> dict[str, Any]:
+        """The convention that the function is called by, also where its signature told."""
+        return {"style": self._taken}
+
+    def score(self, completions: Completions) -> Values | Awaitable[Values]:
+        """The function's values, to be awaited where it is asynchronous.
 
         Raises:
             ConfigError: it requires an argument that is neither offered nor a field of the data set.
             RewardError: it raised; the message has the line in the user's file.
         """
-        arguments = self._arguments(completions)
+        if self._taken == "verl" and "solution_strs" not in self._names:
+            rows = [self._wanted(row) for row in styles.verl(completions, self.data_source)]
+            call = partial(_each, self._function, rows)
+        else:
+            call = partial(self._function, **self._wanted(self._offered(completions)))
         try:
-            values = self._function(**arguments)
+            returned = call()
         except Exception as error:
-            line = _line(error, _file(str(self.path)))
-            raise RewardError(f"reward.path={self.path!r} raised {type(error).__name__} in line {line}: {error}") from error
+            raise self._raised(error) from error
+        return self._later(returned) if inspect.isawaitable(returned) else self._values(returned)
+
+    async def _later(self, returned: Awaitable[Any]) -> Values:
+        try:
+            values = await returned
+        except Exception as error:
+            raise self._raised(error) from error
+        return self._values(values)
+
+    def _raised(self, error: Exception) -> RewardError:
+        line = line_of(error, file_of(str(self.path)))
+        return RewardError(f"reward.path={self.path!r} raised {type(error).__name__} in line {line}: {error}")
+
+    def _values(self, values: Any) -> Values:
+        """One value a sample as a Python number, or whatever else was returned, for the caller to judge."""
         values = values.tolist() if hasattr(values, "tolist") else values  # a whole numpy array or tensor
-        return [_plain(value) for value in values] if isinstance(values, (list, tuple)) else values
+        return [self._value(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+    def _value(self, value: Any) -> Any:
+        if self._taken == "verl" and isinstance(value, dict):
+            if "score" not in value:
+                raise RewardError(f"reward.path={self.path!r} returned a dict without 'score': {value!r:.80}")
+            value = value["score"]
+        return _plain(value)
 
     def state(self) -> dict[str, Any]:
         """What the user's `state_dict()` returned.
@@ -93,123 +140,39 @@ class CustomReward(Reward):
         if self._remembers:
             self._function.load_state_dict(state)  # type: ignore[attr-defined]
 
-    def _arguments(self, completions: Completions) -> dict[str, Any]:
-        """What the signature asks for, by name; a field of the data set never hides one of the fixed names."""
-        columns = {name for example in completions.examples for name in example.columns}
-        offered: dict[str, Any] = {name: [e.columns.get(name) for e in completions.examples] for name in sorted(columns)}
-        offered |= {
-            "prompts": list(completions.prompts),  # lists of its own: what the function does to them is its own matter
-            "completions": list(completions.texts),
-            "token_ids": [list(ids) for ids in completions.token_ids],
-            "completion_ids": [list(ids) for ids in completions.token_ids],
-            "finished": list(completions.finished),
-            "answers": [e.answer for e in completions.examples],
-            "examples": list(completions.examples),
-        }
+    def _offered(self, completions: Completions) -> styles.Arguments:
+        """What there is to be had by name, for all samples at once."""
+        if self._taken == "verl":
+            return styles.verl_batch(completions, self.data_source)
+        return styles.trl(completions) if self._taken == "trl" else styles.own(completions)
+
+    def _wanted(self, offered: styles.Arguments) -> styles.Arguments:
+        """What the signature asks for; a field of the data set never hides one of the fixed names."""
+        offered = offered | self.kwargs
         for parameter in self._parameters:
             required = parameter.kind in _BY_KEYWORD and parameter.default is parameter.empty
             if required and parameter.name not in offered:
                 raise ConfigError(
                     f"reward.path={self.path!r}: the function requires '{parameter.name}', which is neither offered nor a "
                     f"field of the data set.{nearest(parameter.name, offered)} Available: {', '.join(offered)}. "
-                    "Rename the argument or give it a default"
+                    "Rename the argument, give it a default, or a value with +reward.kwargs.NAME=VALUE"
                 )
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters):
-            return offered
-        wanted = {parameter.name for parameter in self._parameters if parameter.kind in _BY_KEYWORD}
-        return {name: value for name, value in offered.items() if name in wanted}
+        return offered if self._takes_all else {name: value for name, value in offered.items() if name in self._names}
 
 
-def load(path: str | None) -> Callable[..., Any]:
-    """The function that `file.py:name` names, or an object of the class.
+def _each(function: Any, rows: list[styles.Arguments]) -> Any:
+    """The values of a function that scores one sample, for all; to be awaited, together, where it is asynchronous."""
+    values = [function(**row) for row in rows]
+    return _together(values) if any(map(inspect.isawaitable, values)) else values
 
-    Its folder is put at the end of `sys.path`, so that it may import its neighbours.
 
-    Raises:
-        ConfigError: no path or colon, no such file or function, or the file raises when it is run.
-    """
-    if path is None:
-        raise ConfigError("reward.path=null: the custom reward needs your function, as reward.path=my_rewards.py:score")
-    file_name, colon, name = path.rpartition(":")
-    if not colon or not file_name or not name:
-        raise ConfigError(f"reward.path={path!r}: expected file.py:function, such as my_rewards.py:score")
-    file = _file(path)
-    if not file.is_file():
-        folder = file.parent
-        near = nearest(file.name, [f.name for f in folder.glob("*.py")]) if folder.is_dir() else ""
-        raise ConfigError(f"reward.path={path!r}: there is no file {file}.{near} A relative path starts at {Path.cwd()}")
-    module = _run(file, path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        callables = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
-        what = "has no" if function is None else f"has a {type(function).__name__}, not a function,"
-        raise ConfigError(
-            f"reward.path={path!r}: {file} {what} '{name}'.{nearest(name, callables)} "
-            f"Its functions: {', '.join(callables) or 'none'}"
-        )
-    if not inspect.isclass(function):
-        return function  # type: ignore[no-any-return]
+async def _together(values: list[Awaitable[Any]]) -> list[Any]:
+    tasks = [asyncio.ensure_future(value) for value in values]
     try:
-        made = function()
-    except Exception as error:
-        raise ConfigError(
-            f"reward.path={path!r}: {name}() raised {type(error).__name__} in line {_line(error, file)}: {error}"
-        ) from error
-    if not callable(made):
-        raise ConfigError(f"reward.path={path!r}: objects of the class {name} cannot be called; give it a __call__")
-    return made
-
-
-def _run(file: Path, path: str) -> Any:
-    """The module made by running the file."""
-    name = f"grpo_exp_custom_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"reward.path={path!r}: {file} is no Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # SystemExit: a script that parses arguments when imported
-        del sys.modules[name]
-        raise ConfigError(
-            f"reward.path={path!r}: running {file} raised {type(error).__name__} in line {_line(error, file)}: {error}"
-        ) from error
-    return module
-
-
-def _file(path: str) -> Path:
-    return Path(path.rpartition(":")[0]).expanduser().resolve()
-
-
-def _line(error: BaseException, file: Path) -> int | None:
-    """The line of the user's file that an error comes from, the innermost of several; None where there is none."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    if lines:
-        return lines[-1]
-    return error.lineno if isinstance(error, SyntaxError) else None
-
-
-def _parameters(function: Callable[..., Any], path: str | None) -> list[inspect.Parameter]:
-    """The function's parameters; only what can be given by name is allowed to be required.
-
-    Raises:
-        ConfigError: a positional-only parameter, an async function, or a callable without a readable signature.
-    """
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"reward.path={path!r}: async functions are not supported; return the list directly")
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError as error:
-        raise ConfigError(
-            f"reward.path={path!r}: its signature cannot be read ({error}); wrap it in a plain function"
-        ) from error
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ConfigError(f"reward.path={path!r}: '{parameter.name}' is positional-only, but arguments are given by name")
-    return parameters
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # where one raised, the others are of no use
 
 
 def _plain(value: Any) -> Any:

@@ -58,7 +58,7 @@ class MappedData(DataSource):
     def item(self, row: Row, prefix: str = "") -> Example:
         """The item that a row describes. Its id is `<prefix>row-<n>`.
 
-        Fields that prompt, answer, target and category do not hold whole become `columns`.
+        Fields that prompt, answer, target and category do not hold whole become `columns`; those of the last three are `held`.
 
         Raises:
             RowFault: a field is missing, empty or of a wrong type, or `answer_pattern` does not match.
@@ -72,6 +72,7 @@ class MappedData(DataSource):
             self.rejected,
             *(template.field for template in kept_whole if template is not None),
         }
+        apart = {self.chosen, self.rejected, None if self._prompt is None else self._prompt.field}
         return Example(
             id=f"{prefix}row-{row.number}",
             prompt=self._with_context(row, self._asked(row, pair)),
@@ -81,6 +82,7 @@ class MappedData(DataSource):
             chosen=None if pair is None else pair.chosen,
             rejected=None if pair is None else pair.rejected,
             columns={name: value for name, value in row.fields.items() if name not in whole},
+            held={name: value for name, value in row.fields.items() if name in whole - apart},
         )
 
     def _replaced(self, row: Row) -> Row:

@@ -82,8 +82,9 @@ def _reward(reward: Mapping[str, Any]) -> str:
     parts = part(reward, "parts")
     terms = []
     for name, about in parts.items():
-        role = " (outcome)" if about.get("role") == "outcome" else ""
-        terms.append(f"{short(about.get('weight', 1))} × {clean(name)}{role}")
+        said = [about["role"]] if about.get("role") not in (None, "shaping") else []
+        said += [f"{about['style']} style"] if about.get("style") else []
+        terms.append(f"{short(about.get('weight', 1))} × {clean(name)}" + (f" ({clean(', '.join(said))})" if said else ""))
     name = clean(reward.get("name", ""))
     return ("" if name in parts or not name else f"{name}: ") + " + ".join(terms) if terms else name
 

@@ -110,8 +110,9 @@ def _pairs(config: Config, policy: Policy, examples: list[Example], rows: Rows) 
         scored = config.reward(rollout.completions())
         for note in scored.notes:
             _note(note)
-        reward = scored.total  # [N]
-        index = best_and_worst(reward, rollout.group.cpu(), margin=0.0).tolist()  # [2 M]
+        reward, group = scored.total, rollout.group.cpu()  # [N]
+        normalized = config.reward.normalized(scored, group)
+        index = best_and_worst(reward if normalized is None else normalized, group, margin=0.0).tolist()  # [2 M]
         for best, worst in zip(index[0::2], index[1::2], strict=True):
             chosen, rejected = rollout.texts[best], rollout.texts[worst]
             if chosen.strip() and rejected.strip() and chosen != rejected:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def part(source: str, name: str = "score", file: str = "mine.py") -> CustomReward:
     Path(file).write_text(source, encoding="utf-8")
-    return CustomReward(kind="custom", weight=1.0, role="outcome", path=f"{file}:{name}")
+    return made(f"{file}:{name}")
+
+
+def made(path: str | None) -> CustomReward:
+    rest: dict[str, Any] = {"kind": "custom", "weight": 1.0, "role": "outcome", "style": "grpo_exp", "kwargs": {}}
+    return CustomReward(path=path, data_source="mine", **rest)
 
 
 def completions(columns: dict[str, object] | None = None) -> Completions:
@@ -92,7 +98,6 @@ def test_the_function_may_import_its_neighbours_and_a_path_may_be_absolute(folde
         ("mine.py:LIMIT", ["has a int, not a function", "score, other"]),
         ("mine.txt:score", ["must end in .py"]),
         ("positional.py:score", ["'a' is positional-only", "by name"]),
-        ("coroutine.py:score", ["async"]),
         ("raises.py:score", ["raises.py", "ZeroDivisionError in line 3"]),
         ("syntax.py:score", ["syntax.py", "SyntaxError in line 2"]),
         ("exits.py:score", ["exits.py", "SystemExit in line 1"]),
@@ -104,7 +109,6 @@ def test_mistakes_are_told_before_the_run(path: str | None, words: list[str]) ->
         "mine.py": "LIMIT = 3\ndef score(completions): ...\ndef other(completions): ...\ndef _hidden(): ...",
         "mine.txt": "",
         "positional.py": "def score(a, /): ...",
-        "coroutine.py": "async def score(completions): ...",
         "raises.py": "x = 1\ndef f():\n    return x / 0\nf()",
         "syntax.py": "x = 1\ndef f(:\n",
         "exits.py": "raise SystemExit('no arguments')",
@@ -113,7 +117,7 @@ def test_mistakes_are_told_before_the_run(path: str | None, words: list[str]) ->
     for name, text in files.items():
         Path(name).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as error:
-        CustomReward(kind="custom", weight=1.0, role="outcome", path=path)
+        made(path)
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
@@ -209,9 +213,9 @@ def test_a_function_has_nothing_to_remember() -> None:
 
 @pytest.mark.parametrize("state", ["[1]", "{1: 2}", "{'a': (1,)}", "{'a': float('nan')}", "{'a': {1}}", "None"])
 def test_a_memory_that_would_come_back_as_something_else_is_refused(state: str) -> None:
-    made = part(COUNTS.replace("return self.calls\n", f"return {state}\n"), "Counts")
+    counts = part(COUNTS.replace("return self.calls\n", f"return {state}\n"), "Counts")
     with pytest.raises(RewardError, match=r"state_dict\(\) returned .*without tuples or NaN"):
-        made.state()
+        counts.state()
 
 
 @pytest.mark.parametrize(

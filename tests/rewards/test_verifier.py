@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -76,6 +76,8 @@ def test_a_sample_that_cannot_be_judged_fails_alone() -> None:
 def test_a_shaping_part_sees_what_the_outcome_part_gave() -> None:
     @dataclass
     class Echo(Reward):
+        after_outcome: ClassVar[bool] = True
+
         def score(self, completions: Any) -> Any:
             return [None if one is None else 10 * one for one in completions.outcome]
 
