@@ -84,7 +84,7 @@ class Rewards:
         outcome: the part that says right or wrong. Shaping parts are all others.
         failed: bool `[N]`, True where a part failed and added nothing; None where that would have ended the run.
         notes: what a person should know of these failures.
-        timeouts: how many comparisons of answers took too long and were counted as not equal.
+        timeouts: how many comparisons of answers took too long and were counted as not equal, and how many programs did.
     """
 
     total: Tensor

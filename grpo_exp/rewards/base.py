@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from grpo_exp.answers import symbolic
+from grpo_exp import pool
 from grpo_exp.batch import Completions, Example, Rewards
 from grpo_exp.errors import ConfigError, InputError, RewardError
 from grpo_exp.options import option
@@ -46,6 +46,10 @@ class Reward:
         """A completion that states this answer as the reward expects it; `check` tries it before a model loads."""
         return f"<answer>{answer}</answer>"
 
+    def card(self) -> dict[str, Any]:
+        """What the run card says of it besides weight and role."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """What it remembers between calls, as JSON can hold it; part of every checkpoint."""
         return {}
@@ -78,13 +82,13 @@ class RewardSum:
             RewardError: a part raised, took too long, or returned a wrong number of values or one that is not a finite number
                 or None, and `failures` does not let that pass.
         """
-        symbolic.stops()  # of what was compared before
+        pool.stops()  # of what was compared before
         scored = {name: score(name, part.score, completions, self.failures) for name, part in self.parts.items()}
         columns = {name: values for name, (values, _) in scored.items()}  # [N] each
         total = torch.zeros(len(completions))
         for name, part in self.parts.items():
             total += part.weight * torch.nan_to_num(columns[name])  # a part that does not apply adds nothing
-        outcome, timeouts = torch.nan_to_num(columns[self.outcome_name]), symbolic.stops()
+        outcome, timeouts = torch.nan_to_num(columns[self.outcome_name]), pool.stops()
         if self.failures.on_error == "error":
             return Rewards(total, columns, outcome, timeouts=timeouts)
         rows = {row for _, failed in scored.values() for row in failed}

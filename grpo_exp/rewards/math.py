@@ -7,6 +7,7 @@ with the reference as an exact value (`answers.quantities`). A row without a ref
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from grpo_exp.answers import forms, quantities, symbolic
 from grpo_exp.batch import Completions
@@ -53,8 +54,7 @@ class MathReward(Reward):
     def score(self, completions: Completions) -> list[float | None]:
         """One value a sample; None where the data item has no reference answer."""
         rows = zip(completions.texts, completions.examples, completions.finished, strict=True)
-        with symbolic.together():
-            return [self._value(text, example.answer, finished) for text, example, finished in rows]
+        return symbolic.decide([partial(self._value, text, example.answer, finished) for text, example, finished in rows])
 
     def _value(self, text: str, reference: str | None, finished: bool) -> float | None:
         if reference is None or not (reference := reference_answer(reference)):
