@@ -59,7 +59,9 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
         },
         "reward": {
             "name": config.reward_name,
-            "parts": {name: {"weight": part.weight, "role": part.role} for name, part in config.reward.parts.items()},
+            "parts": {
+                name: {"weight": part.weight, "role": part.role, **part.card()} for name, part in config.reward.parts.items()
+            },
         },
         "batch": batch,
         "steps": root.steps,

@@ -71,6 +71,7 @@ class RewardOptions:
     )
     max_failed: float = option("with zero: the share of a step's samples that a part may fail on", low=0, high=1)
     timeout: float = option("seconds that a part may take for the samples of a step, or of an evaluation", above=0)
+    sandbox: str = option("what shuts in programs that a policy wrote; none: nothing", choices=("bubblewrap", "none"))
     parts: dict[str, Any] = option("the parts by name; each is an option of reward/part")
 
 

@@ -25,7 +25,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def score(completions): return [1.0 for _ in completions]", encoding="utf-8")
     (tmp_path / "config.yaml").write_text(
-        f"defaults:\n  - reward: math\n  - _self_\nmax_new_tokens: 64\nhydra:\n  searchpath:\n    - file://{CONF}\n",
+        f"defaults:\n  - reward: math\n  - _self_\nmax_new_tokens: 64\nreward:\n  sandbox: none\nhydra:\n  searchpath:\n    - file://{CONF}\n",
         encoding="utf-8",
     )
     return tmp_path
@@ -57,7 +57,9 @@ def test_there_is_a_yaml_for_every_reward_and_a_reward_for_every_yaml() -> None:
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_part_file_gives_every_option_of_its_class_in_its_type(kind: str) -> None:
     text = (CONF / "reward" / "part" / f"{kind}.yaml").read_text(encoding="utf-8")
-    root = OmegaConf.create({"max_new_tokens": 64, "reward": {"path": "mine.py:score"}, "part": OmegaConf.create(text)})
+    root = OmegaConf.create(
+        {"max_new_tokens": 64, "reward": {"path": "mine.py:score", "sandbox": "none"}, "part": OmegaConf.create(text)}
+    )
     values: dict[str, Any] = OmegaConf.to_container(root, resolve=True)["part"]  # type: ignore[index,call-overload,assignment]
     cls = load_class("grpo_exp.rewards", kind, Reward, "kind")
     hints = get_type_hints(cls)
@@ -82,9 +84,12 @@ def test_every_reward_composes_builds_and_scores(option: str, root: Path) -> Non
     rewards = RewardSum(build(reward["parts"]))
     if option == "model":
         return  # tests/test_reward_model.py scores with one
-    sample = Completions([Example("a", "2+2?", "4")], ["2+2?"], ["2+2=4 <answer>4</answer>"], [[1] * 9], [True])
+    columns = {"tests": ["assert True"]}
+    sample = Completions(
+        [Example("a", "2+2?", "4", columns=columns)], ["2+2?"], ["2+2=4 <answer>4</answer>"], [[1] * 9], [True]
+    )
     outcome = rewards(sample).outcome.item()
-    assert outcome == (0.0 if option == "digit" else 1.0)
+    assert outcome == (0.0 if option in ("digit", "code") else 1.0)  # it is neither a digit nor a program
 
 
 def test_a_custom_reward_needs_its_path(root: Path) -> None:
