@@ -98,7 +98,7 @@ class Rewards:
         outcome: the part that says right or wrong, and what `parts.Gate` says where a gate is closed.
         failed: bool `[N]`, True where a part failed and added nothing; None where that would have ended the run.
         notes: what a person should know of these failures.
-        timeouts: how many comparisons of answers took too long and were counted as not equal.
+        timeouts: how many comparisons of answers took too long and were counted as not equal, and how many programs did.
         closed: bool `[N]`, True where a gate is closed, so that the other parts count nothing; None without gates.
     """
 

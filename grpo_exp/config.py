@@ -79,6 +79,7 @@ class RewardOptions:
     timeout: float = option("seconds that a part may take for the samples of a step, or of an evaluation", above=0)
     gate: Gate = option("parts with role=gate")
     normalize: Normalization = option("each part normalised within its group before they are added up")
+    sandbox: str = option("what shuts in programs that a policy wrote; none: nothing", choices=("bubblewrap", "none"))
     parts: dict[str, Any] = option("the parts by name; each is an option of reward/part")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import math
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -383,13 +382,8 @@ def test_expressions_that_would_compute_for_ever_are_wrong_at_once(reference: st
 
 
 def test_a_batch_of_expressions_that_take_long_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 that pass the gate and never end: a few have their seconds, the others a moment, and all are counted."""
+    """64 that pass the gate and take minutes: a few have their seconds, the others a moment, and all are counted."""
     from grpo_exp.metrics import reward_metrics
-
-    def endless(found: str, reference: str) -> bool:
-        for _ in itertools.count():
-            math.sqrt(2)
-        return True
 
     def rewards(texts: list[str], reference: str) -> Rewards:
         rows = len(texts)
@@ -397,19 +391,14 @@ def test_a_batch_of_expressions_that_take_long_has_a_budget(monkeypatch: pytest.
         return reward(Completions(examples, ["?"] * rows, texts, [[0]] * rows, [True] * rows))
 
     reward = build(compose(["model=tiny_random"])).reward
-    monkeypatch.setattr(symbolic, "_verify", endless)
     monkeypatch.setattr(symbolic, "TOGETHER", 0.5)
     monkeypatch.setattr(symbolic, "HURRIED", 0.01)
-    with deadline(45):  # without the budget 128 s
-        stopped = rewards([f"<answer>x+{i}</answer>" for i in range(64)], "y+1")
+    with deadline(45):  # without the budget 64 s on two cores
+        stopped = rewards([f"<answer>(a+b+c+d+e+f+g+h)^{{98}}+{i}</answer>" for i in range(64)], "y+1")
     assert set(stopped.outcome.tolist()) == {0.0}
     group = torch.zeros(64, dtype=torch.long)
     assert reward_metrics(stopped, group)["reward/timeouts"] == 64
     assert "reward/timeouts" not in reward_metrics(rewards(["<answer>1</answer>"] * 64, "1"), group)
-    symbolic.stops()
-    with deadline(45), symbolic.together():
-        assert not any(symbolic.equal("x+1", "y+1") for _ in range(10_000))  # known to take long: not tried again
-    assert symbolic.stops() == 10_000
 
 
 # ---- code that a folder or a file of options brings along

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_exp"
 
 LEVELS: list[set[str]] = [
-    {"errors", "options", "batch", "ops", "kernels"},
+    {"errors", "options", "batch", "ops", "kernels", "worker", "pool"},
     {
         "losses",
         "advantages",
@@ -27,6 +27,7 @@ LEVELS: list[set[str]] = [
         "calls",
         "parts",
         "answers.*",
+        "sandbox.*",
         "head",
         "trunk",
         "stream",

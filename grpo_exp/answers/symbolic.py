@@ -1,23 +1,21 @@
-r"""Whether two expressions are equal by algebra, such as \sqrt{8} and 2\sqrt{2}: math-verify behind a gate.
+r"""Whether two expressions are equal by algebra, such as \sqrt{8} and 2\sqrt{2}: math-verify behind a gate, in processes of
+its own.
 
 math-verify hands the text to sympy, in which 9^{9^{9}} or a long product takes as long as it likes: by default it gives up
-after five seconds for each side and five more for the comparison. A policy that hits upon such expressions would stall each
-step by minutes, so the gate lets through only what is short, flat and small, and that has two seconds in all. What many such
-comparisons of one call take together is limited too (`together`). Everything else counts as not equal.
+after five seconds for each side and five more for the comparison, by an alarm that works in the main thread alone and that a
+long multiplication never sees. A policy that hits upon such expressions would stall each step by minutes, so the gate lets
+through only what is short, flat and small, and that is compared by worker processes (`pool`), which are killed after two
+seconds. What the comparisons of one batch take together is limited too (`decide`). Everything else counts as not equal.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
-from grpo_exp.deadline import DeadlineExceeded, deadline
+from grpo_exp import pool
 
 LONGEST = 300
 MOST_DIGITS = 30
@@ -26,9 +24,10 @@ MOST_POWERS = 6
 MOST_FUNCTIONS = 4  # sines and the like, which sympy tries to simplify in many ways
 LARGEST_POWER = 100  # the product of all exponents
 SECONDS = 2.0
-TOGETHER = 5.0  # seconds that comparisons of one call share
-REMEMBERED = 4096
+TOGETHER = 5.0  # seconds that the comparisons of a batch share
 HURRIED = 0.1  # for each of the others, some hundred times what an ordinary one takes
+REMEMBERED = 1 << 16
+MEMORY = 4 << 30  # bytes a worker may use
 
 _FUNCTION_NAMES = "sin cos tan cot sec csc log ln exp sqrt pi arcsin arccos arctan sinh cosh tanh"
 _COMMAND_NAMES = """
@@ -41,55 +40,91 @@ _WORD = re.compile(r"(\\?)([A-Za-z]{2,})")
 _POWER = re.compile(r"\^ ?(?:\{ ?([-+]?)([0-9]{0,3})([A-Za-z/0-9]{0,4}) ?\}|([0-9])|[A-Za-z])")
 _TWO_NUMBERS = re.compile(r"[0-9)] +[0-9]")
 
+Pair = tuple[str, str]  # found, reference
+T = TypeVar("T")
 
-_left: list[float] = []  # of the call that runs: seconds that its comparisons may still take
-_stopped: dict[tuple[str, str], float] = {}  # a comparison that was stopped, and after how long
-_counts = Counter[str]()
+_known: dict[Pair, bool | float] = {}  # whether they are equal, or after how many seconds the comparison was stopped
+_batch: dict[Pair, bool | float] | None = None  # the same, of the batch that is being decided
 
 
-@contextmanager
-def together() -> Iterator[None]:
-    """The comparisons within share TOGETHER seconds; when these are used up, each has HURRIED."""
-    _left.append(TOGETHER)
+class Undecided(Exception):
+    """A batch asks whether two expressions are equal, and nobody has compared them yet."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(*pair)
+        self.pair = pair
+
+
+def decide(questions: Sequence[Callable[[], T]]) -> list[T]:
+    """The answers to questions that use `equal`: what they need to have compared is compared together, equal pairs once.
+
+    A question is asked again when what it stumbled over is known, so it must have no effect but its answer.
+    """
+    global _batch
+    answers: dict[int, T] = {}
+    _batch, before = {}, _batch
     try:
-        yield
+        open_ = list(range(len(questions)))
+        while open_:
+            wanted: dict[int, Pair] = {}
+            for i in open_:
+                try:
+                    answers[i] = questions[i]()
+                except Undecided as undecided:
+                    wanted[i] = undecided.pair
+            _batch |= _compare(dict.fromkeys(wanted.values()))
+            open_ = list(wanted)
     finally:
-        _left.pop()
-
-
-def stops() -> int:
-    """How many comparisons were stopped since this was last asked."""
-    return _counts.pop("stopped", 0)
+        _batch = before
+    return [answers[i] for i in range(len(questions))]
 
 
 def equal(found: str, reference: str) -> bool:
     """Whether the two are the same by algebra; False for what the gate keeps out and for what takes too long.
 
     Raises:
-        RuntimeError: from `deadline`, outside the main thread or without alarms.
+        Undecided: within `decide`, which asks again.
     """
     if not (admitted(found) and admitted(reference)):
         return False
-    seconds = min(SECONDS, max(HURRIED, _left[-1])) if _left else SECONDS
-    if _stopped.get((found, reference), 0.0) >= seconds:
-        _counts["stopped"] += 1
-        return False
-    import math_verify  # noqa: F401 -- seconds of their own, not the comparison's
+    pair = (found, reference)
+    if _batch is None:
+        verdict = _compare([pair])[pair]
+    elif pair in _batch:
+        verdict = _batch[pair]
+    elif _settled(_known.get(pair)):
+        verdict = _batch[pair] = _known[pair]
+    else:
+        raise Undecided(pair)
+    if isinstance(verdict, bool):
+        return verdict
+    pool.count_stopped()
+    return False
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # its warnings quote the completion to the console
-    began = time.monotonic()
-    try:
-        with deadline(seconds):
-            return _verify(found, reference)
-    except DeadlineExceeded:
-        if len(_stopped) >= REMEMBERED:
-            _stopped.clear()
-        _stopped[found, reference] = seconds
-        _counts["stopped"] += 1
-        return False
-    finally:
-        if _left:
-            _left[-1] -= time.monotonic() - began
+
+def _compare(pairs: Iterable[Pair]) -> dict[Pair, bool | float]:
+    """The verdict on each pair; one that was stopped after SECONDS is not tried again."""
+    pairs = list(pairs)
+    new = [pair for pair in pairs if not _settled(_known.get(pair))]
+    if len(_known) + len(new) > REMEMBERED:
+        kept = {pair: _known[pair] for pair in pairs if pair in _known}
+        _known.clear()
+        _known.update(kept)
+    if new:
+        results = pool.shared("grpo_exp.answers.algebra:equal", MEMORY).map(new, SECONDS, TOGETHER, HURRIED)
+        # A worker that ran out of memory or crashed has no verdict either: not equal.
+        _known.update({pair: _verdict(result) for pair, result in zip(new, results, strict=True)})
+    return {pair: _known[pair] for pair in pairs}
+
+
+def _verdict(result: bool | pool.Lost) -> bool | float:
+    if isinstance(result, pool.Lost):
+        return result.seconds if result.late else False
+    return result
+
+
+def _settled(verdict: bool | float | None) -> bool:
+    return isinstance(verdict, bool) or (verdict is not None and verdict >= SECONDS)
 
 
 def admitted(text: str) -> bool:
@@ -117,14 +152,3 @@ def _powers_are_small(text: str) -> bool:
     if len(powers) != text.count("^") or len(powers) > MOST_POWERS or any(text.startswith("^", m.end()) for m in powers):
         return False
     return math.prod(max(1, int(m[2] or m[4] or 1)) for m in powers) <= LARGEST_POWER
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _verify(found: str, reference: str) -> bool:
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    config = [LatexExtractionConfig(boxed_match_priority=-1)]
-    # One deadline for all three calls, so theirs are off.
-    gold, answer = (parse(f"${text}$", config, parsing_timeout=None) for text in (reference, found))
-    # With the default of 6 digits sqrt(2) would equal 1.414214.
-    return bool(verify(gold, answer, float_rounding=12, numeric_precision=15, timeout_seconds=None))

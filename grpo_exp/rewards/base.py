@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from grpo_exp import calls
+from grpo_exp import calls, pool
 from grpo_exp.advantages import group_normalized
-from grpo_exp.answers import symbolic
 from grpo_exp.batch import Completions, Example, Rewards
 from grpo_exp.errors import ConfigError, InputError, RewardError
 from grpo_exp.options import option
@@ -118,7 +117,7 @@ class RewardSum:
             RewardError: a part raised, took too long, or returned a wrong number of values or one that is not a finite number
                 or None, and `failures` does not let that pass.
         """
-        symbolic.stops()  # of what was compared before
+        pool.stops()  # of what was compared before
         scored = self._scored(completions)
         columns = {name: values for name, (values, _) in scored.items()}  # [N] each
         failed = {name: rows for name, (_, rows) in scored.items()}
@@ -127,9 +126,8 @@ class RewardSum:
         total = torch.zeros(len(completions))
         for name, part in self.parts.items():
             total += part.weight * torch.nan_to_num(counted[name])  # a part that does not apply adds nothing
-        rewards = Rewards(
-            total, columns, torch.nan_to_num(counted[self.outcome_name]), timeouts=symbolic.stops(), closed=closed
-        )
+        outcome = torch.nan_to_num(counted[self.outcome_name])
+        rewards = Rewards(total, columns, outcome, timeouts=pool.stops(), closed=closed)
         if self.failures.on_error == "error":
             return rewards
         rows = {row for part in failed.values() for row in part}

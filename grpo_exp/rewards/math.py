@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from grpo_exp.answers import forms, quantities, symbolic
 from grpo_exp.batch import Completions, Example
@@ -46,8 +47,8 @@ class MathReward(Verifier):
 
     def score(self, completions: Completions) -> Sequence[float | RewardError | None]:
         """One value a sample; None where the data item has no reference answer."""
-        with symbolic.together():
-            return super().score(completions)
+        rows = zip(completions.texts, completions.examples, completions.finished, strict=True)
+        return symbolic.decide([partial(self._value, *row) for row in rows])
 
     def verdict(self, text: str, example: Example, finished: bool) -> Verdict:
         """Whether the answer equals the reference."""

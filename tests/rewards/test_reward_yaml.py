@@ -26,7 +26,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text("def score(completions): return [1.0 for _ in completions]", encoding="utf-8")
     (tmp_path / "config.yaml").write_text(
         "defaults:\n  - reward: math\n  - _self_\nmax_new_tokens: 64\ndata: {name: mine}\n"
-        f"reward: {{style: auto, kwargs: {{}}}}\nhydra:\n  searchpath:\n    - file://{CONF}\n",
+        f"reward: {{style: auto, kwargs: {{}}, sandbox: none}}\nhydra:\n  searchpath:\n    - file://{CONF}\n",
         encoding="utf-8",
     )
     return tmp_path
@@ -62,7 +62,7 @@ def test_a_part_file_gives_every_option_of_its_class_in_its_type(kind: str) -> N
         {
             "max_new_tokens": 64,
             "data": {"name": "mine"},
-            "reward": {"path": "mine.py:score", "style": "auto", "kwargs": {}},
+            "reward": {"path": "mine.py:score", "style": "auto", "kwargs": {}, "sandbox": "none"},
             "part": OmegaConf.create(text),
         }
     )
@@ -97,12 +97,12 @@ def test_every_reward_composes_builds_and_scores(option: str, root: Path) -> Non
     rewards = RewardSum(build(reward["parts"]))
     if option in ("model", "judge", "sql", "reasoning_gym"):
         return  # these have tests of their own, with a model, a server, a database and its data
-    columns = {"wanted": 4, "calls": [], "options": {"A": "5", "B": "4"}}
+    columns = {"wanted": 4, "calls": [], "options": {"A": "5", "B": "4"}, "tests": ["assert True"]}
     text = "2+2=4 \\boxed{B}" if option == "choice" else "2+2=4 <answer>4</answer>"
     text = "2+2=4, no tool is needed" if option == "tool_call" else text
     sample = Completions([Example("a", "2+2?", "4", columns=columns)], ["2+2?"], [text], [[1] * 9], [True])
     outcome = rewards(sample).outcome.item()
-    assert outcome == (0.0 if option == "digit" else 1.0)
+    assert outcome == (0.0 if option in ("digit", "code") else 1.0)  # it is neither a digit nor a program
 
 
 def test_a_custom_reward_needs_its_path(root: Path) -> None:
