@@ -106,7 +106,7 @@ def point(case: Case, work: Path, steps: int, changed: dict[str, int], words: li
     options = f"""model=hf model.path={folder} data=file data.path={prompts} data.prompt=prompt
         data.answer=null data.split=0.01 eval.every=0 eval.start=false beta={BETA} G={at["G"]} prompts_per_step={at["prompts"]}
         max_new_tokens={at["new"]} steps={steps + 1} lr=1e-6 track=quiet checkpoint.every=0 checkpoint.export=false
-        reward=custom reward.path={Path(__file__).parent / "step_shared.py"}:cheap"""
+        reward=custom reward.style=grpo_exp reward.path={Path(__file__).parent / "step_shared.py"}:cheap"""
     load, begin, start, prefill = Policy.load, StreamState.__init__, [0.0], []
 
     def loaded(*args: Any) -> Policy:

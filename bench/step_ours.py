@@ -47,7 +47,7 @@ def timed(case: Case, work: Path, steps: int, words: list[str]) -> dict[str, Any
     work_point = f"""model=hf model.path={model_folder(case.model, work)} data=file data.path={prompts} data.prompt=prompt
         data.answer=null data.split=0.01 eval.every=0 eval.start=false beta={BETA} G={G} prompts_per_step={PROMPTS}
         max_new_tokens={case.new} steps={steps + 1} lr=1e-6 track=quiet checkpoint.every=0 checkpoint.export=false
-        reward=custom reward.path={HERE / "step_shared.py"}:cheap"""
+        reward=custom reward.style=grpo_exp reward.path={HERE / "step_shared.py"}:cheap"""
     composed = compose([*work_point.split(), *case.ours, *words])
     start: list[float] = []
     _control_lengths(case, start)
