@@ -144,7 +144,8 @@ class Pool:
 
     def __init__(self, function: str, memory: int = 0, workers: int | None = None) -> None:
         self.function, self.memory = function, memory
-        self.size = workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.size = workers or min(MOST_WORKERS, cores)
         self._workers: list[_Worker] = []
         self._lock, self._pid = threading.Lock(), os.getpid()
         atexit.register(self.close)

@@ -119,6 +119,7 @@ def crossed_interval(x: Array, resamples: int = 2000, seed: int = 0) -> Interval
     if (x == x.flat[0]).all():
         return _wilson(mean, items) if 0 <= mean <= 1 else Interval(mean, mean, mean)
     by_items = _weights(items, resamples, seed + 1)  # [resamples, items]
+    ends = (0.0, 1.0) if x.min() >= 0 and x.max() <= 1 else (-math.inf, math.inf)  # which stretching may overstep
     if seeds == 1:
         drawn = by_items @ x[0]  # [resamples]
     else:
@@ -126,7 +127,7 @@ def crossed_interval(x: Array, resamples: int = 2000, seed: int = 0) -> Interval
         x = centre + (x - centre) * math.sqrt(seeds / (seeds - 1))
         by_seeds = _weights(seeds, resamples, seed)[: len(by_items)]  # [resamples, seeds]
         drawn = ((by_seeds @ x) * by_items).sum(1)  # [resamples]
-    low, high = np.quantile(drawn, (0.025, 0.975))
+    low, high = np.clip(np.quantile(drawn, (0.025, 0.975)), *ends)
     return Interval(mean, float(low), float(high))
 
 

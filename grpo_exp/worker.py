@@ -55,7 +55,8 @@ def _ended(child: int) -> int:
         pid, status = os.waitpid(-1, os.WNOHANG)
         while pid:
             if pid == child:
-                signal.sigtimedwait([signal.SIGTERM], 0)  # it is dead already
+                if signal.SIGTERM in signal.sigpending():
+                    signal.sigwait([signal.SIGTERM])  # it is dead already
                 return status
             pid, status = os.waitpid(-1, os.WNOHANG)
 
@@ -99,7 +100,8 @@ def _die_with_parent(life: int) -> None:
 
 def _adopt_orphans() -> None:
     """Become the parent of what outlives its own, such as the first process of a sandbox, to see it end and leave no zombie."""
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, which a fork does not inherit
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, which a fork does not inherit
 
 
 def _write(file: int, data: bytes) -> None:

@@ -137,6 +137,14 @@ def test_crossed_interval_covers_the_truth_over_new_seeds_and_items(seeds: int) 
     assert 0.9 <= hits / 200 <= 1
 
 
+def test_an_interval_of_shares_stays_among_shares() -> None:
+    """Two seeds far apart, one all right: stretched deviations would pass 100 %."""
+    x = np.vstack([np.ones(40), np.r_[np.ones(20), np.zeros(20)]])
+    value, low, high = crossed_interval(x)
+    assert value == 0.75 and 0 <= low < 0.5 and high == 1.0
+    assert crossed_interval(x + 1)[2] > 2.0  # not shares
+
+
 def test_crossed_interval_of_one_seed_is_that_over_items_and_of_equal_values_wilsons() -> None:
     x = (np.random.default_rng(0).random(400) < 0.3).astype(float)
     value, low, high = crossed_interval(x[None])

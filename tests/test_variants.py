@@ -103,7 +103,7 @@ def advantages(algorithm: GRPO, batch: TokenBatch) -> Tensor:
 
 
 def test_all_are_here() -> None:
-    names = "grpo dr_grpo dapo gspo cispo cispo_two_sided sapo rloo reinforce_pp reinforce_pp_baseline"
+    names = "grpo dr_grpo dapo gspo cispo cispo_two_sided sapo rloo reinforce_pp reinforce_pp_baseline gdpo"
     assert set(names.split()) <= set(VARIANTS)
     assert len({composed(name).formula() for name in VARIANTS}) == len(VARIANTS), "each computes something else"
     assert [composed(name).name for name in VARIANTS] == VARIANTS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -243,6 +242,9 @@ def _end(mine: Sweep) -> float | None:
     Raises:
         RunError: points of a grid failed, which somebody asked for one by one, or all trials did.
     """
+    from grpo_exp.report.command import command
+    from grpo_exp.report.runs import find
+
     trials = own(mine.study.get_trials(deepcopy=False))
     states = [t.state for t in trials]
     counts = {
@@ -256,9 +258,10 @@ def _end(mine: Sweep) -> float | None:
     value = None
     if len(mine.metrics) == 1 and (best := results.best(mine.study)) is not None:
         value = best.value
-        fixed = [word for word in mine.space.fixed if not word.startswith("sweep.")]
-        words = shlex.join([*fixed, *mine.space.words(mine.space.active(best.params))])
-        _say(f"best: trial {best.number} with {mine.metrics[0]} {value:.4g}\n  python -m grpo_exp {words}")
+        runs = find([mine.folder / str(best.number)])
+        _say(f"best: trial {best.number} with {mine.metrics[0]} {value:.4g}")
+        if line := runs and command(runs[0], with_seed=len(runs) == 1):
+            _say(f"  {line}")
     _say(f"compare them: python -m grpo_exp report {os.path.relpath(mine.folder)}")
     failed = [str(t.number) for t in trials if t.state == TrialState.FAIL]
     if failed and (mine.grid or len(failed) == len(trials)):

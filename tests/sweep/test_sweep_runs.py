@@ -147,6 +147,8 @@ def test_every_sweep_runs_to_its_end_on_the_embedded_model(
     words += ["hydra.sweeper.n_trials=3"] * ("n_trials" in text) + ["prompts_per_step=2"] * ("prompts_per_step" not in text)
     answer = call(capsys, *words)
     assert answer.code == 0 and "best: trial" in answer.out and " failed" not in answer.out, answer
+    best = answer.out.split("best: trial")[1].splitlines()[1].strip()
+    assert best.startswith("python -m grpo_exp ") and "sweeps=" not in best, "it does the best run again, not the sweep"
     folder = tmp_path / "outputs/sweeps" / name
     found = sorted(folder.glob("**/run.json"))
     assert len(found) >= 3 and all(json.loads(path.read_text())["status"] == "finished" for path in found)
