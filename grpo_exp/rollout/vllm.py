@@ -51,7 +51,7 @@ class VLLMEngine(Engine):
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"rollout.url={self.url!r}: expected an address such as http://localhost:8000")
         self._link: Link | None = None
-        self._sent: tuple[int, ...] | None = None
+        self._sent: tuple[float, ...] | None = None
         self._versions = 0
 
     def check(self) -> None:
@@ -96,8 +96,8 @@ class VLLMEngine(Engine):
             self._place = Path(tempfile.mkdtemp(prefix="grpo_exp_vllm_", dir=self.folder))
             weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
             self._link = self._connected(policy)
-        # An optimizer writes into its parameters, and torch counts that.
-        now = tuple(parameter._version for parameter in policy.trainable())
+        # By value: torch's own count of writes does not see those of a fused optimizer.
+        now = tuple(float(parameter.detach().sum(dtype=torch.float64)) for parameter in policy.trainable())
         if now != self._sent:
             self._versions += 1
             target = self._place / f"weights-{self._versions:06d}"
