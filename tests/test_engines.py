@@ -22,6 +22,10 @@ from grpo_exp.policy import Policy
 from grpo_exp.rollout.base import Engine, Sampling
 
 
+LETTERS = "def score(completions):\n    return [len(set(text)) for text in completions]\n"
+"""A reward that differs within groups, whatever a model says."""
+
+
 def engine(*words: str) -> Engine:
     return config.build(compose(["model=tiny_random", *words])).rollout
 
@@ -167,7 +171,16 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_refuses_is_told(tmp_
 def test_a_run_with_a_server(adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """GRPO as a person starts it: each step samples from the weights of the step before it, and tokens have weights."""
     monkeypatch.chdir(tmp_path)
-    words = [*SMALL, f"model.adapter={adapter}", "steps=3", "lr=0.01", "eval.every=0"]
+    Path("letters.py").write_text(LETTERS)
+    words = [
+        *SMALL,
+        "reward=custom",
+        "reward.path=letters.py:score",
+        f"model.adapter={adapter}",
+        "steps=3",
+        "lr=0.01",
+        "eval.every=0",
+    ]
     start = config.build(compose(words)).model
     model = Policy.load(start, torch.device("cpu"), torch.float32, 0)
     model.export_base(tmp_path / "base")
@@ -200,7 +213,7 @@ def test_weights_correct_a_sampler_that_is_off(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(TorchEngine, "sample", off)
     monkeypatch.chdir(tmp_path)
-    Path("letters.py").write_text("def score(completions):\n    return [len(set(text)) for text in completions]\n")
+    Path("letters.py").write_text(LETTERS)
     for limit in (0, 1.2, 5):
         words = [*SMALL, "steps=1", "beta=0", f"rollout.weight_max={limit}", "eval.every=0"]
         answer = call(capsys, *words, "reward=custom", "reward.path=letters.py:score", f"hydra.run.dir=run{limit}")
