@@ -21,7 +21,6 @@ from grpo_exp.options import load_class
 from grpo_exp.policy import Policy
 from grpo_exp.rollout.base import Engine, Sampling
 
-
 LETTERS = "def score(completions):\n    return [len(set(text)) for text in completions]\n"
 """A reward that differs within groups, whatever a model says."""
 

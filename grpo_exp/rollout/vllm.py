@@ -96,7 +96,7 @@ class VLLMEngine(Engine):
             self._place = Path(tempfile.mkdtemp(prefix="grpo_exp_vllm_", dir=self.folder))
             weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
             self._link = self._connected(policy)
-        # By value: steps without a gradient write, and change nothing.
+        # By value: torch's own count of writes does not see those of a fused optimizer.
         now = tuple(float(parameter.detach().sum(dtype=torch.float64)) for parameter in policy.trainable())
         if now != self._sent:
             self._versions += 1
