@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from hashlib import blake2b
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +122,7 @@ def test_rows_for_eval_jsonl() -> None:
     assert rows[3] == {
         "step": 7,
         "category": "x",
+        "item": blake2b(b'"ask a"["A", null, null, null]', digest_size=8).hexdigest(),  # prompt; answer, target and pair
         "id": "a",
         "prompt": "ask a",
         "completion": "B~",
