@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from hashlib import blake2b
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import pytest

@@ -168,9 +168,11 @@ def items_sha256(train: Sequence[Example], heldout: Sequence[Example]) -> str:
 
 
 def _said(example: Example) -> str:
-    said = {name: value for name, value in vars(example).items() if name != "held"}
-    return json.dumps(said, sort_keys=True, separators=(",", ":"), default=_plain)
+    return _CANONICAL.encode({name: value for name, value in vars(example).items() if name != "held"})
 
 
 def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_plain)

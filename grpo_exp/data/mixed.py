@@ -119,6 +119,8 @@ class Joined(Items):
 
     def only(self, places: Sequence[int] | Places) -> Joined:
         at = np.asarray(places, np.int64)
+        if np.array_equal(at, np.arange(len(self))):
+            return self
         return Joined(self._sources, self.known.only(at), self._which[at])
 
 

@@ -69,5 +69,4 @@ def _alike(prompt: str | list[Message]) -> Any:
     return alike(prompt) if isinstance(prompt, str) else [[message["role"], alike(message["content"])] for message in prompt]
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+_text = json.JSONEncoder(ensure_ascii=False).encode

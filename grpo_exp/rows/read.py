@@ -7,7 +7,6 @@ whether one bad line ends the run (`data.on_error`).
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -137,12 +136,11 @@ def _json_lines(path: Path) -> Iterator[Row | RowFault]:
     """Line by line, so that the file need not fit into memory; first whether all of it is text."""
     for _ in _lines(path):
         pass
-    number = 0
+    number, shown = 0, _shown(path)
     for line, start, length, text in _lines(path):
         if text.strip():
             number += 1
-            row = line_of(f"{_shown(path)}:{line}", number, text)
-            yield dataclasses.replace(row, span=(start, length)) if isinstance(row, Row) else row
+            yield line_of(f"{shown}:{line}", number, text, (start, length))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, int, str]]:
@@ -158,13 +156,13 @@ def _lines(path: Path) -> Iterator[tuple[int, int, int, str]]:
         raise DataError(f"{_shown(path)}: cannot be read: {error.strerror}") from error
 
 
-def line_of(place: str, number: int, text: str) -> Row | RowFault:
+def line_of(place: str, number: int, text: str, span: tuple[int, int] | None = None) -> Row | RowFault:
     """The row that a line of JSON holds."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return RowFault("malformed line", _malformed(place, text, error))
-    return _row(place, number, value)
+    return _row(place, number, value, span)
 
 
 def _malformed(place: str, text: str, error: Exception, with_line: bool = False) -> str:
@@ -176,9 +174,9 @@ def _malformed(place: str, text: str, error: Exception, with_line: bool = False)
     return f"{place}{line}: malformed JSON at column {error.colno} ({one_line(error.msg)}): {excerpt}"
 
 
-def _row(place: str, number: int, value: Any) -> Row | RowFault:
+def _row(place: str, number: int, value: Any, span: tuple[int, int] | None = None) -> Row | RowFault:
     if isinstance(value, dict):
-        return Row(place, number, value)
+        return Row(place, number, value, span)
     return RowFault("not an object", f"{place}: expected an object with fields, found {_kind(value)}: {one_line(value)}")
 
 

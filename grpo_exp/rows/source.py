@@ -155,7 +155,7 @@ class _Reading:
     def unlike(self, items: Stored, what: str) -> tuple[Stored, list[str]]:
         """The items without those that repeat others, as `duplicates` says, and what is to be told of it."""
         places, notes = repeats(items.known, self.source, what)
-        return (items if len(places) == len(items) else items.only(places)), notes
+        return items.only(places), notes
 
     def notes(self) -> list[str]:
         form = [] if self.source.form is None else [_told(self.source.form, self.source.chat)]

@@ -40,7 +40,7 @@ class Stored(Items):
 
     def only(self, places: Sequence[int] | Places) -> Stored:
         at = np.asarray(places, np.int64)
-        return self._with(self.known.only(at), at)
+        return self if np.array_equal(at, np.arange(len(self))) else self._with(self.known.only(at), at)
 
     def prefixed(self, prefix: str) -> Stored:
         """The items with something put before each id."""
