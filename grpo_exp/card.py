@@ -79,8 +79,17 @@ def opening(config: Config, data: Dataset, policy: Policy, machine: Machine, fol
 
 def seeds(config: Config) -> dict[str, int]:
     """The seeds by purpose."""
-    data = {name: value for name in ("seed", "split_seed") if (value := getattr(config.data, name, None)) is not None}
-    return {"run": config.root.seed, "evaluation": config.eval.seed, **{f"data.{name}": value for name, value in data.items()}}
+    sources = {
+        "data": config.data,
+        **{f"data.sources.{name}": part for name, part in getattr(config.data, "parts", {}).items()},
+    }
+    data = {
+        f"{key}.{name}": value
+        for key, source in sources.items()
+        for name in ("seed", "split_seed")
+        if (value := getattr(source, name, None)) is not None
+    }
+    return {"run": config.root.seed, "evaluation": config.eval.seed, **data}
 
 
 def closing(before: Evaluation | None, after: Evaluation | None) -> Card:

@@ -23,6 +23,8 @@ PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE if (PACKAGE / "conf").is_dir() else PACKAGE.parent
 """Holds conf/ and sweeps/: the package where it was installed from a wheel, otherwise the checkout."""
 
+PLACES = {"reward/part": "reward.parts.", "data": "data.sources."}
+"""Groups of which several options may be chosen, each at a place of its own."""
 QUOTES = """put text with special characters in quotes, and those in quotes for the shell: 'data.prompt="{Body} {Question}"'"""
 
 
@@ -120,10 +122,12 @@ def _check_word(word: str, config_dir: Path | None) -> None:
         if builtin and group not in ("sweeps", "reward/part"):
             raise ConfigError(f"{word}: a run needs one; choose {group}={' or '.join(options(group, config_dir))}")
         return
-    if parsed.is_add() and builtin and group != "reward/part":
+    placed = parsed.package is not None and parsed.package.startswith(PLACES.get(group, "/"))
+    if parsed.is_add() and builtin and group != "reward/part" and not placed:
         raise ConfigError(f"{word}: write {word.lstrip('+')}, without the +")
-    if parsed.package and builtin and group != "reward/part":
-        raise ConfigError(f"{word}: no such option. Choose {group}=NAME; only reward/part@reward.parts.NAME has a place")
+    if parsed.package and builtin and group != "reward/part" and not placed:
+        places = " and ".join(f"{name}@{place}NAME" for name, place in PLACES.items())
+        raise ConfigError(f"{word}: no such option. Choose {group}=NAME; only {places} have a place")
     if group == "reward/part" and not parsed.package:
         raise ConfigError(f"{word}: a part needs a place; write +reward/part@reward.parts.NAME=OPTION")
     valid = options(group, config_dir)

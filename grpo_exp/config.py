@@ -135,7 +135,6 @@ def build(composed: DictConfig, judged: bool = True) -> Config:
 
     from grpo_exp.algos.base import Algorithm
     from grpo_exp.checkpoint import CheckpointOptions
-    from grpo_exp.data.base import DataSource
     from grpo_exp.evaluate import EvalOptions
     from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
@@ -149,7 +148,7 @@ def build(composed: DictConfig, judged: bool = True) -> Config:
         root=root,
         algo=_choose(Algorithm, "grpo_exp.algos", plain["algo"], "algo"),
         model=make(ModelOptions, plain["model"], "model"),
-        data=_choose(DataSource, "grpo_exp.data", plain["data"], "data"),
+        data=_data(plain["data"]),
         reward=_reward(reward),
         reward_name=reward.name,
         rollout=_choose(Engine, "grpo_exp.rollout", plain["rollout"], "rollout"),
@@ -176,8 +175,39 @@ def _check_name(name: str) -> None:
         )
 
 
+def _data(values: Any) -> DataSource:
+    """The data set, and where it is a mixture, the sources of it.
+
+    Raises:
+        ConfigError: an option is wrong; those of a source are named with it.
+    """
+    from grpo_exp.data.base import DataSource
+    from grpo_exp.data.mixed import MixedData
+
+    data = _choose(DataSource, "grpo_exp.data", values, "data")
+    if not isinstance(data, MixedData):
+        return data
+    shared = {key: values[key] for key in names(DataSource) if key not in ("name", "kind")}
+    for name, source in data.sources.items():
+        key = f"data.sources.{name}"
+        if not isinstance(source, dict) or source.get("kind") == "mixed":
+            raise ConfigError(f"{key}={source!r:.80}: expected the options of a data set other than mixed: +data@{key}=OPTION")
+        if beyond := next((option for option in shared if option in source), None):
+            raise ConfigError(f"{key}.{beyond}: it holds for all sources together: data.{beyond}={source[beyond]}")
+        try:
+            data.parts[name] = _choose(DataSource, "grpo_exp.data", shared | source, key)
+        except ConfigError as error:
+            if str(error).startswith(key):
+                raise
+            raise ConfigError(f"{key}: {error}") from error
+    return data
+
+
 def _check_together(config: Config) -> None:
     """Options that are right alone and wrong together."""
+    from grpo_exp.data.base import check_rates
+
+    check_rates(config.data)
     rows = config.root.prompts_per_step * config.root.G
     if config.algo.minibatches > rows:
         raise ConfigError(
@@ -349,10 +379,12 @@ def resolved(composed: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in plain.items()}
 
 
-PATHS = ("data.path", "data.split", "model.path", "model.start_adapter", "reward.path")
+PATHS = ("data.path", "data.split", "data.pass_rates", "model.path", "model.start_adapter", "reward.path")
 """Options that may name a file or folder, the last with `:function` after it."""
 PART_PATHS = ("path", "schema", "database", "folder")
 """The same of a part of the reward."""
+SOURCE_PATHS = ("path", "split")
+"""The same of a source of mixed data."""
 
 
 def anchored(plain: dict[str, Any]) -> dict[str, Any]:
@@ -362,10 +394,10 @@ def anchored(plain: dict[str, Any]) -> dict[str, Any]:
         section, _, name = key.partition(".")
         if name in sections.get(section, {}):
             sections[section][name] = _anchored(sections[section][name])
-    parts = sections.get("reward", {}).get("parts", {})
-    sections.get("reward", {})["parts"] = {
-        name: part | {key: _anchored(part[key]) for key in PART_PATHS if key in part} for name, part in parts.items()
-    }
+    for section, inner, keys in (("reward", "parts", PART_PATHS), ("data", "sources", SOURCE_PATHS)):
+        if inner in sections.get(section, {}):
+            parts = sections[section][inner].items()
+            sections[section][inner] = {n: p | {key: _anchored(p[key]) for key in keys if key in p} for n, p in parts}
     return sections
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import PromptOrder
 from grpo_exp.rewards.base import Reward, RewardSum
 from grpo_exp.rollout.base import Engine, Sampling
+from grpo_exp.rows.marks import item_key
 from grpo_exp.stats import Interval, bootstrap_mean, paired_difference, pass_at_k
 
 
@@ -90,7 +92,7 @@ class Evaluator:
     """Asks the held-out items and scores the answers."""
 
     def __init__(
-        self, policy: Policy, engine: Engine, rewards: RewardSum, examples: list[Example], options: EvalOptions, rows: Rows
+        self, policy: Policy, engine: Engine, rewards: RewardSum, examples: Sequence[Example], options: EvalOptions, rows: Rows
     ) -> None:
         self.policy, self.engine, self.rewards, self.options, self.rows = policy, engine, rewards, options, rows
         count = min(options.max_items or len(examples), len(examples))
@@ -109,8 +111,9 @@ class Evaluator:
         with self.rewards.unmoved():
             rewards = self.rewards(rollout.completions(steps=step))
         answers = [self.rewards.outcome_part.answer(text) for text in rollout.texts]
+        about = [{"category": e.category, "item": item_key(e)} for e in self.examples]
         rows = [
-            {"step": step, "category": self.examples[i // options.samples].category, **row, "answer": answer}
+            {"step": step, **about[i // options.samples], **row, "answer": answer}
             for i, (row, answer) in enumerate(zip(sample_rows(rollout, rewards), answers, strict=True))
         ]
         right = (rewards.outcome > RIGHT_ABOVE).view(-1, options.samples)  # [items, samples]

@@ -19,7 +19,7 @@ from grpo_exp.memory import Rows
 from grpo_exp.metrics import Metrics, reward_metrics, text_metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
-from grpo_exp.prompt_order import PromptOrder
+from grpo_exp.prompt_order import Order
 from grpo_exp.replay import Replay, ReplayOptions
 from grpo_exp.rewards.base import RewardSum
 from grpo_exp.rollout.base import Engine, Sampling
@@ -102,7 +102,7 @@ class Source(Protocol):
 class Ordered:
     """A source whose only state is its place in the order of prompts."""
 
-    order: PromptOrder
+    order: Order
 
     def state(self) -> dict[str, Any]:
         return self.order.state()
@@ -140,8 +140,8 @@ class Online:
         policy: Policy,
         engine: Engine,
         rewards: RewardSum,
-        examples: list[Example],
-        order: PromptOrder,
+        examples: Sequence[Example],
+        order: Order,
         sampling: Sampling,
         prompts_per_step: int,
         rows: Rows,
@@ -287,9 +287,7 @@ def _joined(rounds: list[_Round], whole: TokenBatch) -> tuple[Rollout, Rewards]:
 class Offline(Ordered):
     """Stored examples with worked targets."""
 
-    def __init__(
-        self, policy: Policy, examples: list[Example], order: PromptOrder, rows_per_step: int, max_tokens: int
-    ) -> None:
+    def __init__(self, policy: Policy, examples: Sequence[Example], order: Order, rows_per_step: int, max_tokens: int) -> None:
         self.policy, self.examples, self.order, self.count = policy, examples, order, rows_per_step
         self.max_tokens = max_tokens
 

@@ -14,7 +14,7 @@ from grpo_exp.evaluate import EvalOptions, Evaluation
 from grpo_exp.experience import Experience, Ordered
 from grpo_exp.memory import Rows
 from grpo_exp.policy import Policy
-from grpo_exp.prompt_order import PromptOrder
+from grpo_exp.prompt_order import Order, PromptOrder
 
 _SIDES = ("chosen", "rejected")
 
@@ -47,7 +47,7 @@ class Pairs(Ordered):
         self,
         policy: Policy,
         examples: Sequence[Example],
-        order: PromptOrder,
+        order: Order,
         pairs_per_step: int,
         max_tokens: int,
         keep_reference: bool,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from grpo_exp.data.base import Dataset, DataSource
+from grpo_exp.batch import Example
+from grpo_exp.data.base import Dataset, DataSource, only
 from grpo_exp.errors import ConfigError, DataError
 from grpo_exp.policy import Policy
 
@@ -20,12 +22,12 @@ def fit(data: Dataset, options: DataSource, policy: Policy, completion: int) -> 
     if limit is None:
         return data
     sets = {"training": data.train, "held-out": data.heldout}
-    long = {name: {e.id: n for e in items if (n := len(policy.prompt_ids(e)[0])) > limit} for name, items in sets.items()}
-    found = ", ".join(f"{len(ids)} of {len(sets[name])} {name} prompts" for name, ids in long.items() if ids)
+    tokens = {name: _longer(items, policy, limit) for name, items in sets.items()}
+    found = ", ".join(f"{len(long)} of {len(sets[name])} {name} prompts" for name, long in tokens.items() if long)
     if not found:
         return data
-    worst, tokens = max(((i, n) for ids in long.values() for i, n in ids.items()), key=lambda pair: pair[1])
-    what = f"{found} have more than {limit} tokens (the longest, {worst}, has {tokens})"
+    name, place, most = max(((name, i, n) for name, long in tokens.items() for i, n in long.items()), key=lambda one: one[2])
+    what = f"{found} have more than {limit} tokens (the longest, {sets[name][place].id}, has {most})"
     if options.long_prompts == "error":
         raise DataError(
             f"data={options.name}: {what}. Use data.long_prompts=drop to leave them out, or truncate_left to cut off their "
@@ -34,11 +36,19 @@ def fit(data: Dataset, options: DataSource, policy: Policy, completion: int) -> 
     if options.long_prompts == "truncate_left":
         policy.max_prompt_tokens = limit
         return dataclasses.replace(data, notes=[*data.notes, f"{what}: their beginning is cut off"])
-    train, heldout = ([e for e in items if e.id not in long[name]] for name, items in sets.items())
-    for name, left in (("training", train), ("held-out", heldout)):
+    stay = {name: [i for i in range(len(items)) if i not in tokens[name]] for name, items in sets.items()}
+    for name, left in stay.items():
         if sets[name] and not left:
             raise DataError(f"data={options.name}: no {name} item is left: {what}, and data.long_prompts=drop leaves those out")
-    return dataclasses.replace(data, train=train, heldout=heldout, notes=[*data.notes, f"{what}: left out"])
+    fitting = data.training_on(stay["training"])
+    if fitting.exhausted:
+        raise DataError(f"data={options.name}: no training item of data.sources.{fitting.exhausted} is left: {what}")
+    return dataclasses.replace(fitting, heldout=only(data.heldout, stay["held-out"]), notes=[*data.notes, f"{what}: left out"])
+
+
+def _longer(items: Sequence[Example], policy: Policy, limit: int) -> dict[int, int]:
+    """The prompts with more than `limit` tokens: place -> tokens."""
+    return {i: n for i, e in enumerate(items) if (n := len(policy.prompt_ids(e)[0])) > limit}
 
 
 def _limit(options: DataSource, policy: Policy, completion: int) -> int | None:

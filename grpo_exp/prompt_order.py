@@ -3,21 +3,57 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from grpo_exp.batch import Example
+from grpo_exp.data.base import Dataset, Items, Share, only
 from grpo_exp.errors import CheckpointError, DataError
 
+Places = NDArray[np.int64]
 
-def shuffled(names: Sequence[str], salt: str) -> list[int]:
-    """The indices of `names` in an order decided by `salt` and the names alone.
+
+def shuffled(names: Sequence[str], salt: str) -> Places:
+    """The indices of `names` in an order decided by `salt` and the names alone: int64 `[names]`.
 
     By hash, so that it is the same on every platform and Python version, and adding names leaves the others in order.
     """
-    digests = [hashlib.sha256(f"{salt}/{name}".encode("utf-8", "surrogatepass")).digest() for name in names]
-    return sorted(range(len(names)), key=lambda i: (digests[i], i))
+    first = np.fromiter((int.from_bytes(_digest(name, salt)[:8], "big") for name in names), np.uint64, len(names))
+    order = np.argsort(first, kind="stable")  # equal names in the order they have
+    if (np.diff(first[order]) > 0).all():
+        return order
+    digests = [_digest(name, salt) for name in names]  # eight bytes do not tell all of them apart
+    return np.array(sorted(range(len(names)), key=digests.__getitem__), np.int64)
+
+
+def _digest(name: str, salt: str) -> bytes:
+    return hashlib.sha256(f"{salt}/{name}".encode("utf-8", "surrogatepass")).digest()
+
+
+class Order(Protocol):
+    """An endless order of prompts, and what it remembers of them."""
+
+    def take(self, count: int) -> list[int]: ...
+
+    def record(self, indices: Sequence[int], contrast: Sequence[bool]) -> None: ...
+
+    @property
+    def resting_frac(self) -> float: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+def order_of(data: Dataset, seed: int, memory: int, skip_visits: int = 0) -> Order:
+    """The order of a data set's training items: with turns by weight where several sources are mixed."""
+    if data.shares:
+        return MixedOrder(data.train, data.shares, seed, memory, skip_visits)
+    return PromptOrder(data.train, seed, memory, skip_visits)
 
 
 class PromptOrder:
@@ -43,11 +79,11 @@ class PromptOrder:
     def __init__(self, examples: Sequence[Example], seed: int, memory: int, skip_visits: int = 0) -> None:
         if not examples:
             raise DataError("no training prompts to draw from")
-        self._ids = [example.id for example in examples]
-        self._by_category: dict[str, list[int]] = defaultdict(list)
-        for index, example in enumerate(examples):
-            self._by_category[example.category].append(index)
-        self._category = [example.category for example in examples]
+        known = examples if isinstance(examples, Items) else None
+        self._ids = [example.id for example in examples] if known is None else known.ids
+        categories = [example.category for example in examples] if known is None else known.categories
+        codes: dict[str, int] = {}
+        self._category = np.fromiter((codes.setdefault(name, len(codes)) for name in categories), np.int32, len(examples))
         self.seed = seed
         self.memory = max(0, min(memory, len(examples) // 2))
         self.skip_visits = skip_visits
@@ -59,11 +95,11 @@ class PromptOrder:
         taken: list[int] = []
         while len(taken) < count:
             if self._position >= len(self._order):
-                before = self._order[len(self._order) - self.memory :]
+                before = self._order[len(self._order) - self.memory :].tolist()
                 self._start_epoch(self._epoch + 1, before, self._resting(self._epoch + 1))
             step = self._order[self._position : self._position + count - len(taken)]
             self._position += len(step)
-            taken += step
+            taken += step.tolist()
         return taken
 
     def record(self, indices: Sequence[int], contrast: Sequence[bool]) -> None:
@@ -75,6 +111,9 @@ class PromptOrder:
                 self._rests.pop(index, None)
             else:
                 self._rests[index] = self._epoch + self.skip_visits
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
     @property
     def resting_frac(self) -> float:
@@ -114,8 +153,10 @@ class PromptOrder:
 
     def _resting(self, epoch: int) -> set[int]:
         """The prompts that an epoch leaves out: those that rest, farthest from their return first, while enough are left."""
-        rank = {index: place for place, index in enumerate(shuffled(self._ids, f"{self.seed}/{epoch}/rest"))}
         resting = [index for index, last in self._rests.items() if last >= epoch]
+        if not resting:
+            return set()
+        rank = _inverse(shuffled(self._ids, f"{self.seed}/{epoch}/rest"))
         resting.sort(key=lambda index: (-self._rests[index], rank[index]))
         return set(resting[: len(self._ids) - max(1, 2 * self.memory)])
 
@@ -140,12 +181,93 @@ class PromptOrder:
             place = next((p for p in open_places if self._category[order[p]] == wanted), first)
         order[slot], order[place] = order[place], order[slot]
 
-    def _interleaved(self, salt: str) -> list[int]:
-        """Every index that does not rest once, shuffled within its category, the categories in proportion."""
-        keyed = []
-        for category in self._by_category.values():
-            members = [index for index in category if index not in self._out]
-            mixed = [members[i] for i in shuffled([self._ids[m] for m in members], salt)]
-            keyed += [((j + 0.5) / len(mixed), index) for j, index in enumerate(mixed)]
-        tie = {index: rank for rank, index in enumerate(shuffled(self._ids, f"{salt}/tie"))}
-        return [index for _, index in sorted(keyed, key=lambda pair: (pair[0], tie[pair[1]]))]
+    def _interleaved(self, salt: str) -> Places:
+        """Every index that does not rest once, shuffled within its category, the categories in proportion: int64 `[stay]`."""
+        stays = np.ones(len(self._ids), dtype=bool)
+        stays[list(self._out)] = False
+        mixed = shuffled(self._ids, salt)  # by names alone, so that leaving out some leaves the others in order
+        mixed = mixed[stays[mixed]]
+        place = np.empty(len(mixed))  # within the epoch, from 0 to 1
+        for category in np.unique(self._category[mixed]):
+            members = np.flatnonzero(self._category[mixed] == category)
+            place[members] = (np.arange(len(members)) + 0.5) / len(members)
+        tie = _inverse(shuffled(self._ids, f"{salt}/tie"))
+        return mixed[np.lexsort((tie[mixed], place))]
+
+
+class MixedOrder:
+    """Prompts of several sources in turns, each source in an order of its own, an epoch of its own after the other.
+
+    Next is always the source that is farthest behind its share, so that the shares hold in every stretch of prompts, whatever
+    the sizes. There is no chance in it: the same weights give the same turns, whatever the seed.
+
+    Args:
+        examples: all training items.
+        shares: the stretches of them that are the sources'.
+        seed, memory, skip_visits: as for `PromptOrder`; each source has its share of `memory`.
+    """
+
+    def __init__(self, examples: Sequence[Example], shares: Sequence[Share], seed: int, memory: int, skip_visits: int) -> None:
+        total = math.fsum(share.weight for share in shares)
+        self._shares = {share.name: share.weight / total for share in shares}
+        self._taken = dict.fromkeys(self._shares, 0)
+        self._first: dict[str, int] = {}
+        self._orders: dict[str, PromptOrder] = {}
+        first = 0
+        for share in shares:
+            part = only(examples, range(first, first + share.size))
+            own = math.ceil(memory * self._shares[share.name])
+            self._first[share.name], self._orders[share.name] = first, PromptOrder(part, seed, own, skip_visits)
+            first += share.size
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` prompts, as indices into all examples."""
+        taken = []
+        for _ in range(count):
+            place = sum(self._taken.values()) + 1
+            name = max(self._shares, key=lambda name: self._shares[name] * place - self._taken[name])
+            self._taken[name] += 1
+            taken.append(self._first[name] + self._orders[name].take(1)[0])
+        return taken
+
+    def record(self, indices: Sequence[int], contrast: Sequence[bool]) -> None:
+        """What became of prompts that were taken: whether the outcomes of each one's samples differed."""
+        for index, different in zip(indices, contrast, strict=True):
+            name = next(name for name in reversed(self._first) if self._first[name] <= index)
+            self._orders[name].record([index - self._first[name]], [different])
+
+    @property
+    def resting_frac(self) -> float:
+        """Share of all prompts that are left out of their source's epoch."""
+        resting = sum(len(order) * order.resting_frac for order in self._orders.values())
+        return resting / sum(map(len, self._orders.values()))
+
+    def state(self) -> dict[str, Any]:
+        """What `load` needs to go on from here; plain JSON values."""
+        return {
+            "shares": self._shares,
+            "taken": dict(self._taken),
+            "orders": {name: order.state() for name, order in self._orders.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            CheckpointError: it belongs to other sources, weights or pools.
+        """
+        if state.get("shares") != self._shares:
+            raise CheckpointError(
+                f"the checkpoint's prompt order mixes {state.get('shares')}, this run {self._shares}; resume with the sources "
+                "and weights that the run started with"
+            )
+        self._taken = dict(state["taken"])
+        for name, order in self._orders.items():
+            order.load(state["orders"][name])
+
+
+def _inverse(order: Places) -> Places:
+    """The rank of each index in an order."""
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank

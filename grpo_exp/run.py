@@ -104,7 +104,7 @@ def train(
     `hook` is called with (step, objective) after each evaluation; `words` are the overrides and `trial` the
     number in a sweep, for the run card; `before` is what an earlier call left in the folder, to go on with.
     """
-    from grpo_exp import branch, track
+    from grpo_exp import branch, lengths, track
     from grpo_exp import card as cards
     from grpo_exp.checkpoint import Checkpoints
     from grpo_exp.hardware import prepare
@@ -118,7 +118,7 @@ def train(
         with stop.at_once("before it went on; its checkpoints are as they were" if before.state else NOTHING_TO_KEEP):
             if config.algo.online or not configuration.measures_pairs(config):
                 config.rollout.check()
-            data = config.data.load()
+            data = load_data(config)
             _check_data(config, data)
             check_reward(config, data.train, config.algo.online)
             machine = prepare(config.hardware, config.model.dtype)
@@ -127,6 +127,7 @@ def train(
             if config.algo.critic is not None:
                 policy.attach_critic(config.algo.critic)
             data = fit_prompts(config, data, policy)
+            data.notes.append(lengths.note(data, policy, config.root.max_new_tokens))
             rows = rows_at_once(config, policy, machine, data.train)
             card = cards.opening(config, data, policy, machine, folder, {name: one.size for name, one in rows.items()})
             checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, config.objective.direction == "maximize")
@@ -248,11 +249,11 @@ def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows]
     """Where the run's batches come from."""
     from grpo_exp.experience import TRAIN_STREAM, Offline, Online
     from grpo_exp.pairs import Pairs
-    from grpo_exp.prompt_order import PromptOrder
+    from grpo_exp.prompt_order import order_of
     from grpo_exp.rollout.base import Sampling
 
     root, algorithm = config.root, config.algo
-    order = PromptOrder(data.train, root.seed, root.prompts_per_step, config.experience.skip_visits)
+    order = order_of(data, root.seed, root.prompts_per_step, config.experience.skip_visits)
     if algorithm.learns_from == "targets":
         return Offline(policy, data.train, order, root.prompts_per_step, root.max_new_tokens)
     if algorithm.learns_from == "pairs":
@@ -272,7 +273,7 @@ def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows]
     )
 
 
-def evaluator(config: Config, policy: Policy, examples: list[Example], rows: dict[str, Rows]) -> HeldOut:
+def evaluator(config: Config, policy: Policy, examples: Sequence[Example], rows: dict[str, Rows]) -> HeldOut:
     """What measures the policy on the examples: by the answers it gives, or by the pairs it gets right."""
     from grpo_exp.evaluate import Evaluator
     from grpo_exp.pairs import PairEvaluator
@@ -324,7 +325,7 @@ def check_heldout(config: Config, data: Dataset) -> None:
         _need("chosen", data.heldout, why, "held-out", f"Name theirs with data.chosen= and data.rejected={way}")
 
 
-def _need(field: str, examples: list[Example], why: str, which: str, way: str) -> None:
+def _need(field: str, examples: Sequence[Example], why: str, which: str, way: str) -> None:
     """Raise DataError where an example has nothing in a field."""
     if missing := [example.id for example in examples if not getattr(example, field)]:
         raise DataError(
@@ -332,7 +333,7 @@ def _need(field: str, examples: list[Example], why: str, which: str, way: str) -
         )
 
 
-def check_reward(config: Config, examples: list[Example], needed: bool = True) -> None:
+def check_reward(config: Config, examples: Sequence[Example], needed: bool = True) -> None:
     """Try the reward on the first of the items.
 
     Raises:
@@ -352,6 +353,13 @@ def check_reward(config: Config, examples: list[Example], needed: bool = True) -
         )
 
 
+def load_data(config: Config) -> Dataset:
+    """The data, of the training items those that are to be used; raises as `DataSource.load` and `difficulty.kept`."""
+    from grpo_exp import difficulty
+
+    return difficulty.kept(config.data.load(), config.data)
+
+
 def fit_prompts(config: Config, data: Dataset, policy: Policy) -> Dataset:
     """The data with prompts that leave room for the longest completion; raises as `prompt_length.fit`."""
     from grpo_exp import prompt_length
@@ -359,7 +367,7 @@ def fit_prompts(config: Config, data: Dataset, policy: Policy) -> Dataset:
     return prompt_length.fit(data, config.data, policy, max(config.root.max_new_tokens, config.eval.max_new_tokens))
 
 
-def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: list[Example]) -> dict[str, Rows]:
+def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: Sequence[Example]) -> dict[str, Rows]:
     """How many rows sampling, evaluation and update take at a time, from the sizes of the model and of the longest prompt."""
     from grpo_exp.hardware import fit_rows
     from grpo_exp.memory import Rows

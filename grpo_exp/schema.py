@@ -114,6 +114,7 @@ def takes(field: dataclasses.Field[Any]) -> str:
         "bool": "true or false",
         "str": "text",
         "list[str]": "a list of texts",
+        "list[float]": "a list of numbers",
         "list[list[str]]": "a list of lists of texts",
     }
     kind, _, optional = str(field.type).partition(" | ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -121,6 +122,7 @@ def test_rows_for_eval_jsonl() -> None:
     assert rows[3] == {
         "step": 7,
         "category": "x",
+        "item": blake2b(b'"ask a"["A", null, null, null]', digest_size=8).hexdigest(),  # prompt; answer, target and pair
         "id": "a",
         "prompt": "ask a",
         "completion": "B~",

@@ -36,7 +36,7 @@ LEVELS: list[set[str]] = [
     {
         *("data.*", "rows.*", "prompt_order", "replay"),
         *("model", "tiny", "policy", "rollout.*", "track.*", "classifier", "checkpoint", "hardware", "stop"),
-        *("memory", "optim", "prompt_length"),
+        *("memory", "optim", "prompt_length", "lengths", "difficulty"),
     },
     {
         *("schema", "command_line", "compose", "config", "sweep.options"),

@@ -5,21 +5,28 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from grpo_exp.batch import Example, Message
-from grpo_exp.data.base import DataSource
-from grpo_exp.errors import ConfigError
+from grpo_exp.errors import ConfigError, DataError
 from grpo_exp.options import option
-from grpo_exp.rows.messages import ROLES, checked, ends_with_user
+from grpo_exp.rows.checks import CheckedData
+from grpo_exp.rows.formats import FORMATS, GROUND_TRUTH, NAMES, Form, form_of, refused
+from grpo_exp.rows.messages import ROLES, checked, ends_with_user, reply
 from grpo_exp.rows.preference import Pair, pair_of
 from grpo_exp.rows.read import Row, RowFault, one_line
-from grpo_exp.rows.template import Template, text_of
+from grpo_exp.rows.template import Template, has, text_of
 
 
 @dataclass
-class MappedData(DataSource):
+class MappedData(CheckedData):
     """Options that say what the fields of a row mean."""
 
+    format: str = option(
+        "fields: the options below name the fields; prompt_only, prompt_completion, preference (TRL's), verl: those of "
+        "its documentation; auto: the options hold where the first row has the fields they name, else the format it has",
+        choices=("auto", "fields", *FORMATS),
+    )
     prompt: str | None = option(
         "the prompt: a field (text, or chat messages), or a template such as '{Body} {Question}'; null: chosen and rejected "
         "both begin with it"
@@ -47,6 +54,55 @@ class MappedData(DataSource):
             raise ConfigError("data.chosen and data.rejected belong together: name the field of each, or set both to null")
         if self.prompt is None and self.chosen is None:
             raise ConfigError("data.prompt=null: name the field of the prompt; only pairs can begin with theirs")
+        self._form: Form | None = None
+        self._settled = self.format == "fields"
+        self._compile()
+
+    def settle(self, first: Row) -> None:
+        """Take the form of the first row, where `format` leaves the fields to it; what the options say then is what it has.
+
+        Raises:
+            DataError: it does not have the form that `format` names, or one that nothing here learns from.
+        """
+        if self._settled:
+            return
+        self._settled = True
+        if self.format == "auto" and (self._names_fields() or all(has(first.fields, name) for name in self._named())):
+            return
+        if (other := refused(first.fields)) and self.format == "auto":
+            raise DataError(
+                f"{first.place}: {other}, which no algorithm here learns from. data.format=fields reads it by data.prompt="
+            )
+        self._form = form_of(first.fields, self.format)
+        if self._form is None and self.format != "auto":
+            there = one_line(", ".join(first.fields), 200)
+            raise DataError(f"{first.place}: data.format={self.format}: not {NAMES[self.format]}; the row has: {there}")
+        if self._form is not None:
+            own = {} if self.answer in (None, "answer") else {"answer": self.answer}
+            for name, value in (self._form.options() | own).items():
+                setattr(self, name, value)
+            if self._form.format == "verl" and self.category is None:
+                self.category = "data_source"
+            self._compile()
+
+    @property
+    def form(self) -> Form | None:
+        """The documented form that the rows have; None where the options say what the fields mean."""
+        return self._form
+
+    def _named(self) -> list[str]:
+        """The fields that the options name."""
+        templates = [t for t in (self._prompt, self._answer, self._target) if t is not None]
+        return [*(name for t in templates for name in t.fields), *(name for name in (self.chosen, self.rejected) if name)]
+
+    def _names_fields(self) -> bool:
+        """Whether an option says more of the fields than the formats do: then it is the options that hold."""
+        given = {"prompt": self.prompt, "answer": self.answer, "chosen": self.chosen, "rejected": self.rejected}
+        beyond = self.target is not None or self.answer_pattern is not None
+        return beyond or any(name not in (key, None) for key, name in given.items())
+
+    def _compile(self) -> None:
+        """Make templates and patterns of the options."""
         self._prompt = None if self.prompt is None else Template(self.prompt, "data.prompt")
         self._answer = None if self.answer is None else Template(self.answer, "data.answer")
         self._target = None if self.target is None else Template(self.target, "data.target")
@@ -63,8 +119,11 @@ class MappedData(DataSource):
         Raises:
             RowFault: a field is missing, empty or of a wrong type, or `answer_pattern` does not match.
         """
+        if self._form is not None and (form := form_of(row.fields, self.format)) != self._form:
+            found = f"is not in {NAMES[self._form.format]}" if form is None else f"is in {form}"
+            raise RowFault("another format", f"{row.place}: {found}, and the first row is in {self._form}; they must be alike")
         row = self._replaced(row)
-        pair = None if self.chosen is None else pair_of(row, (self.chosen, str(self.rejected)), self.chat)
+        pair = None if self.chosen is None else pair_of(row, (self.chosen, str(self.rejected)), self.chat, self._prompt is None)
         kept_whole = [self._prompt, self._target, self._answer if self._pattern is None else None]
         whole = {
             self.category,
@@ -78,7 +137,7 @@ class MappedData(DataSource):
             prompt=self._with_context(row, self._asked(row, pair)),
             answer=None if self._answer is None else self._extracted(row, self._answer),
             category="" if self.category is None else text_of(row, self.category, "data.category"),
-            target=None if self._target is None else self._target.render(row),
+            target=None if self._target is None else self._completed(row, self._target),
             chosen=None if pair is None else pair.chosen,
             rejected=None if pair is None else pair.rejected,
             columns={name: value for name, value in row.fields.items() if name not in whole},
@@ -98,7 +157,16 @@ class MappedData(DataSource):
             texts[name] = text
         return dataclasses.replace(row, fields={**row.fields, **texts})
 
-    def _extracted(self, row: Row, template: Template) -> str:
+    def _completed(self, row: Row, template: Template) -> str:
+        """A worked completion: text, or a list with one message of the assistant."""
+        given = row.fields.get(template.field) if template.field is not None else None
+        if isinstance(given, list):
+            return reply(row, given, f"'{one_line(template.field)}'", template.key)
+        return template.render(row)
+
+    def _extracted(self, row: Row, template: Template) -> str | None:
+        if template.field == GROUND_TRUTH and self._form is not None and not _is_plain(row.fields["reward_model"]):
+            return None  # of a kind that only a reward function written for it can read, which gets the field
         text = template.render(row)
         if self._pattern is None:
             return text
@@ -163,6 +231,11 @@ class MappedData(DataSource):
         head = [] if self.system is None else [self.system]
         shown = [f"{asked}\n{answered}" for asked, answered in self.examples]
         return "\n\n".join([*head, *shown, question + "\n" if shown else question])
+
+
+def _is_plain(reward_model: Any) -> bool:
+    """Whether the ground truth in verl's field of that name is one text or number, which verifiers can compare with."""
+    return isinstance(reward_model, dict) and isinstance(reward_model.get("ground_truth"), (str, int, float))
 
 
 def _compiled(key: str, pattern: str) -> re.Pattern[str]:

@@ -37,3 +37,14 @@ def ends_with_user(row: Row, messages: list[Message]) -> None:
     """Raise RowFault unless the user has the last word of a prompt."""
     if not messages or messages[-1]["role"] != "user":
         raise RowFault("bad chat message", f"{row.place}: the last message of the prompt must be the user's")
+
+
+def reply(row: Row, given: list[Any], what: str, key: str) -> str:
+    """The text of a completion that is written as a list of messages: one, the assistant's."""
+    messages = checked(row, given, what, key)
+    if [message["role"] for message in messages] != ["assistant"]:
+        roles = ", ".join(message["role"] for message in messages)
+        raise RowFault(
+            "bad chat message", f"{row.place}: {what} holds {len(messages)} messages ({roles}); expected one of the assistant"
+        )
+    return messages[0]["content"]

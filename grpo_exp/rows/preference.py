@@ -23,11 +23,12 @@ class Pair(NamedTuple):
     rejected: str
 
 
-def pair_of(row: Row, names: tuple[str, str], chat: bool) -> Pair | None:
+def pair_of(row: Row, names: tuple[str, str], chat: bool, implicit: bool = False) -> Pair | None:
     """The pair that two fields of a row hold, chosen and rejected; None where the row has neither field.
 
     Messages are split where the two lists part. Texts are completions, unless both are dialogues: these are split at their last
-    "Assistant:", or become messages where prompts are chat messages.
+    "Assistant:", or become messages where prompts are chat messages. With `implicit` texts are split where they part, as TRL
+    splits them, but between words.
 
     Raises:
         RowFault: one field is missing, empty or of another kind than the other; the two are equal, have no common prompt, or go
@@ -40,12 +41,28 @@ def pair_of(row: Row, names: tuple[str, str], chat: bool) -> Pair | None:
     else:
         texts = [text_of(row, name, key) for name, key in zip(names, KEYS, strict=True)]
         turns = all(TURN.match(text) for text in texts)
-        pair = _dialogue(row, texts, chat) if turns else Pair(None, texts[0], texts[1])
+        pair = _dialogue(row, texts, chat) if turns else _common(*texts) if implicit else Pair(None, *texts)
     if pair.chosen == pair.rejected:
         raise RowFault("chosen equal to rejected", f"{row.place}: chosen and rejected are equal: {one_line(pair.chosen)}")
     if not pair.chosen.strip() or not pair.rejected.strip():
         raise RowFault("empty completion", f"{row.place}: a completion of the pair is empty after its prompt")
     return pair
+
+
+def _common(chosen: str, rejected: str) -> Pair:
+    """Two texts split after the words they share: `The sky is blue.` and `The sky is green.` after `The sky is`.
+
+    TRL's `extract_prompt` splits between characters, `The sky is bl` from `black`; a text without blanks is split there, too.
+    """
+    shared = next(
+        (i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), min(len(chosen), len(rejected))
+    )
+    head = chosen[:shared]
+    in_word = head[-1:].isalnum() and any(text[shared : shared + 1].isalnum() for text in (chosen, rejected))
+    if in_word and len(words := head.rsplit(None, 1)) == 2:
+        head = words[0]
+    head = head.rstrip()
+    return Pair(head or None, chosen[len(head) :], rejected[len(head) :])
 
 
 def _listed(row: Row, name: str, key: str) -> list[Message]:

@@ -27,11 +27,13 @@ class Row:
         place: for messages: `file:line`, or `file: row n` where lines mean nothing.
         number: counted from 1 over the rows of the file, faulty ones included.
         fields: name -> value.
+        span: of a line, its first byte in the file and how many there are; None for other rows.
     """
 
     place: str
     number: int
     fields: dict[str, Any]
+    span: tuple[int, int] | None = None
 
 
 class RowFault(DataError):
@@ -96,13 +98,17 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{_shown(path)}: cannot be read: {error.strerror}") from error
+    return _decoded(data, path, "utf-8-sig")
+
+
+def _decoded(data: bytes, path: Path, encoding: str, first_line: int = 1) -> str:
+    """Text of bytes that begin at a line of a file."""
     try:
-        return data.decode("utf-8-sig")
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line, byte = first_line + error.object.count(b"\n", 0, error.start), error.object[error.start]
         raise DataError(
-            f"{_shown(path)}:{line}: not UTF-8 (byte 0x{data[error.start]:02x}); convert it, e.g. "
-            "iconv -f latin1 -t utf-8 OLD > NEW"
+            f"{_shown(path)}:{line}: not UTF-8 (byte 0x{byte:02x}); convert it, e.g. iconv -f latin1 -t utf-8 OLD > NEW"
         ) from error
 
 
@@ -127,18 +133,36 @@ def _json_list(path: Path) -> Iterator[Row | RowFault]:
 
 
 def _json_lines(path: Path) -> Iterator[Row | RowFault]:
-    number = 0
-    for line, text in enumerate(_text(path).split("\n"), 1):  # not splitlines(): U+2028 may stand inside a string
-        if not text.strip():
-            continue
-        number += 1
-        place = f"{_shown(path)}:{line}"
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            yield RowFault("malformed line", _malformed(place, text, error))
-        else:
-            yield _row(place, number, value)
+    """Line by line, so that the file need not fit into memory; first whether all of it is text."""
+    for _ in _lines(path):
+        pass
+    number, shown = 0, _shown(path)
+    for line, start, length, text in _lines(path):
+        if text.strip():
+            number += 1
+            yield line_of(f"{shown}:{line}", number, text, (start, length))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, int, str]]:
+    """Each line of a file: its number, its first byte, how many bytes it has, its text. U+2028 may stand inside a string."""
+    end = 0
+    try:
+        with path.open("rb") as file:
+            for line, data in enumerate(file, 1):
+                start, end = end, end + len(data)
+                text = _decoded(data, path, "utf-8-sig" if line == 1 else "utf-8", line)
+                yield line, start, len(data), text.removesuffix("\n")
+    except OSError as error:
+        raise DataError(f"{_shown(path)}: cannot be read: {error.strerror}") from error
+
+
+def line_of(place: str, number: int, text: str, span: tuple[int, int] | None = None) -> Row | RowFault:
+    """The row that a line of JSON holds."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return RowFault("malformed line", _malformed(place, text, error))
+    return _row(place, number, value, span)
 
 
 def _malformed(place: str, text: str, error: Exception, with_line: bool = False) -> str:
@@ -150,9 +174,9 @@ def _malformed(place: str, text: str, error: Exception, with_line: bool = False)
     return f"{place}{line}: malformed JSON at column {error.colno} ({one_line(error.msg)}): {excerpt}"
 
 
-def _row(place: str, number: int, value: Any) -> Row | RowFault:
+def _row(place: str, number: int, value: Any, span: tuple[int, int] | None = None) -> Row | RowFault:
     if isinstance(value, dict):
-        return Row(place, number, value)
+        return Row(place, number, value, span)
     return RowFault("not an object", f"{place}: expected an object with fields, found {_kind(value)}: {one_line(value)}")
 
 

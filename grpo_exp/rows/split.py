@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_exp.batch import Example
+import numpy as np
+
 from grpo_exp.errors import ConfigError, DataError
-from grpo_exp.prompt_order import shuffled
+from grpo_exp.prompt_order import Places, shuffled
 
 _WAYS = "give a count such as data.split=100, a fraction such as data.split=0.1, or a second source of items"
 
@@ -25,30 +25,24 @@ def check_split(split: Any) -> None:
         raise ConfigError(f"data.split={split}: a fraction must lie between 0 and 1; {_WAYS}")
 
 
-def hold_out(items: Sequence[Example], split: int | float, seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out items, both in an order that depends on `seed` and the ids alone.
+def hold_out(ids: Sequence[str], split: int | float, seed: int) -> tuple[Places, Places]:
+    """The places of training and held-out items, both in an order that depends on `seed` and the ids alone.
 
     Raises:
         DataError: no item would be left to train on.
     """
-    count = split if isinstance(split, int) else max(1, round(split * len(items)))
-    if count >= len(items):
-        raise DataError(f"data.split={split}: holds out {count} of {len(items)} items and leaves none to train on; {_WAYS}")
-    mixed = mix(items, seed)
+    count = split if isinstance(split, int) else max(1, round(split * len(ids)))
+    if count >= len(ids):
+        raise DataError(f"data.split={split}: holds out {count} of {len(ids)} items and leaves none to train on; {_WAYS}")
+    mixed = mix(ids, seed)
     return mixed[count:], mixed[:count]
 
 
-def mix(items: Sequence[Example], seed: int) -> list[Example]:
-    """The items in an order that depends on `seed` and the ids alone."""
-    return [items[i] for i in shuffled([item.id for item in items], f"split/{seed}")]
+def mix(ids: Sequence[str], seed: int) -> Places:
+    """The places of the items in an order that depends on `seed` and the ids alone."""
+    return shuffled(ids, f"split/{seed}")
 
 
-def without_prompts_of(items: Sequence[Example], heldout: Sequence[Example]) -> list[Example]:
-    """The items whose prompt is not, word for word, that of a held-out item."""
-    asked = {json.dumps(item.prompt) for item in heldout}
-    return [item for item in items if json.dumps(item.prompt) not in asked]
-
-
-def part_of(items: Sequence[Example], start: float, end: float) -> list[Example]:
-    """The items between two fractions; parts that meet at the same fraction share no item and leave none out."""
-    return list(items[round(start * len(items)) : round(end * len(items))])
+def part_of(count: int, start: float, end: float) -> Places:
+    """The places between two fractions; parts that meet at the same fraction share no item and leave none out."""
+    return np.arange(count)[round(start * count) : round(end * count)]

@@ -14,6 +14,7 @@ from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.rows.read import Row, RowFault, one_line
 
 _TOKENS = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_ABSENT = object()
 _LARGEST_PLAIN = 10**16  # above it a float no longer tells neighbouring whole numbers apart
 
 
@@ -63,20 +64,33 @@ def _parse(text: str, key: str) -> list[tuple[str, str]]:
     return [*parts, ("text", text[end:])]
 
 
+def has(fields: dict[str, Any], name: str) -> bool:
+    """Whether there is such a field, or such a path."""
+    return _at(fields, name) is not _ABSENT
+
+
+def _at(fields: dict[str, Any], name: str) -> Any:
+    value: Any = fields
+    for part in [name] if name in fields else name.split("."):
+        value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
+    return value
+
+
 def value_of(row: Row, name: str, key: str) -> Any:
-    """The value of a field that option `key` named.
+    """The value of a field that option `key` named; `a.b` is field b of the object in field a, where no field is called so.
 
     Raises:
         RowFault: the row has no such field.
     """
-    if name not in row.fields:
+    value = _at(row.fields, name)
+    if value is _ABSENT:
         names = [one_line(field, 40) for field in row.fields]
         raise RowFault(
             f"no field '{name}'",
             f"{row.place}: no field '{one_line(name)}' (named by {key}); the row has: {one_line(', '.join(names), 200)}."
             f"{nearest(name, names)}",
         )
-    return row.fields[name]
+    return value
 
 
 def text_of(row: Row, name: str, key: str) -> str:

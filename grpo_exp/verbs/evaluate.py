@@ -5,6 +5,7 @@
     python -m grpo_exp evaluate RUN/export          what the run exported; a folder of any model or peft adapter works as well
     python -m grpo_exp evaluate tiny                an option of the group `model`, or a hub id: Qwen/Qwen2.5-0.5B-Instruct
     python -m grpo_exp evaluate RUN eval=greedy data=file data.path=my.jsonl    other items, another way of asking
+    python -m grpo_exp evaluate RUN split=train     its training items instead: how hard each is, for data.pass_rates
 
 Options of data, reward, rollout, hardware, eval and model may be changed; all others are the run's. A table goes to the screen;
 evaluation.json, eval.jsonl and config.yaml go to outputs/evaluations/TIME_NAME, or to what hydra.run.dir= says.
@@ -12,11 +13,12 @@ evaluation.json, eval.jsonl and config.yaml go to outputs/evaluations/TIME_NAME,
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_exp.errors import DataError, InputError
+from grpo_exp.errors import DataError, InputError, nearest
 
 if TYPE_CHECKING:
     from grpo_exp.config import Config
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from grpo_exp.policy import Policy
     from grpo_exp.subject import Subject
 
+SPLIT = "split="
 USAGE = "usage: python -m grpo_exp evaluate RUN_OR_MODEL [KEY=VALUE ...]; python -m grpo_exp help evaluate says more"
 
 
@@ -42,31 +45,56 @@ def main(words: list[str]) -> int:
     if not words or "=" in words[0] or words[0].startswith("-"):
         raise InputError(USAGE)
     subject = find(words[0])
-    folder, overrides = folder_of(words[1:], "evaluations", subject.name)
+    split, others = _split(words[1:])
+    folder, overrides = folder_of(others, "evaluations", subject.name)
     composed = configure(subject, overrides)
     config = configuration.build(composed, judged=False)
     began = time.perf_counter()
-    evaluation, about = _evaluate(config, subject)
+    evaluation, about = _evaluate(config, subject, split)
     about |= {"subject": words[0], "overrides": words[1:], "seconds": round(time.perf_counter() - began, 2)}
     secrets = configuration.secret_values(composed)
     _write(folder, evaluation, about, configuration.resolved(composed), secrets)
     notes = [f"note: {clean(note)}" for note in about["notes"]]
-    print("\n".join([_title(about), *_table(evaluation, config.eval.samples), *notes, f"written to {folder}"]))
+    print(
+        "\n".join(
+            [_title(about), *_table(evaluation, config.eval.samples), *notes, *_use(about, folder), f"written to {folder}"]
+        )
+    )
     return 0
 
 
-def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, Any]]:
-    """Load what is to be evaluated and ask it the held-out items."""
+def _split(words: list[str]) -> tuple[str, list[str]]:
+    """Which items are asked, heldout or train, as split= says, and the other words."""
+    named = [word.removeprefix(SPLIT) for word in words if word.startswith(SPLIT)]
+    split = named[-1] if named else "heldout"
+    if split not in ("heldout", "train"):
+        raise InputError(f"{SPLIT}{split}: expected heldout or train.{nearest(split, ['heldout', 'train'])}")
+    return split, [word for word in words if not word.startswith(SPLIT)]
+
+
+def _use(about: dict[str, Any], folder: Path) -> list[str]:
+    """What the pass rates of training items are for."""
+    if about["split"] != "train" or not about["tokens"]:
+        return []
+    return [
+        f"to train on those neither too hard nor too easy: data.pass_rates={folder / 'eval.jsonl'} data.keep_between=[0.1,0.9]"
+    ]
+
+
+def _evaluate(config: Config, subject: Subject, split: str) -> tuple[Evaluation, dict[str, Any]]:
+    """Load what is to be evaluated and ask it the items of a split."""
     from grpo_exp import checkpoint
     from grpo_exp.card import versions
     from grpo_exp.config import measures_pairs
     from grpo_exp.hardware import describe, prepare
     from grpo_exp.policy import Policy
-    from grpo_exp.run import check_heldout, check_reward, evaluator, fit_prompts, rows_at_once
+    from grpo_exp.run import check_heldout, check_reward, evaluator, fit_prompts, load_data, rows_at_once
     from grpo_exp.stop import StopSignals
 
     with StopSignals() as stop, stop.at_once("before the evaluation was done"):
-        data = config.data.load()
+        data = load_data(config)
+        if split == "train":
+            data = dataclasses.replace(data, train=data.heldout, heldout=data.train, shares=())
         if not data.heldout:
             raise DataError(f"data={config.data.name}: it has no held-out items; data.split= sets some aside")
         by_pairs = measures_pairs(config)
@@ -95,6 +123,7 @@ def _evaluate(config: Config, subject: Subject) -> tuple[Evaluation, dict[str, A
         "checkpoint": None if subject.checkpoint is None else str(subject.checkpoint),
         "model": config.model.name,
         "data": {"name": config.data.name, "source": data.source, "sha256": data.sha256},
+        "split": split,
         "reward": config.reward_name,
         "items": len(next(iter(evaluation.items.values()))),
         "samples": config.eval.samples,
@@ -135,7 +164,8 @@ def _title(about: dict[str, Any]) -> str:
     asked = (
         f"items of {about['data']['name']}, {samples} each, {how}" if about["tokens"] else f"pairs of {about['data']['name']}"
     )
-    return f"{about['name']}: {about['items']} held-out {asked}"
+    which = "training" if about["split"] == "train" else "held-out"
+    return f"{about['name']}: {about['items']} {which} {asked}"
 
 
 def _table(evaluation: Evaluation, samples: int) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,11 +75,11 @@ def _made(config: Config, subject: Subject) -> tuple[list[Row], Dataset]:
     from grpo_exp import checkpoint
     from grpo_exp.hardware import prepare
     from grpo_exp.policy import Policy
-    from grpo_exp.run import check_reward, fit_prompts, rows_at_once
+    from grpo_exp.run import check_reward, fit_prompts, load_data, rows_at_once
     from grpo_exp.stop import StopSignals
 
     with StopSignals() as stop, stop.at_once("before the pairs were made"):
-        data = config.data.load()
+        data = load_data(config)
         check_reward(config, data.train)
         machine = prepare(config.hardware, config.model.dtype)
         policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
@@ -93,7 +93,7 @@ def _made(config: Config, subject: Subject) -> tuple[list[Row], Dataset]:
         return list(_pairs(config, policy, data.train, at_once)), data
 
 
-def _pairs(config: Config, policy: Policy, examples: list[Example], rows: Rows) -> Iterator[Row]:
+def _pairs(config: Config, policy: Policy, examples: Sequence[Example], rows: Rows) -> Iterator[Row]:
     """The pair of each item whose samples differ in reward; none where one of the two says nothing, or both say the same."""
     from grpo_exp.experience import TRAIN_STREAM
     from grpo_exp.preferences import best_and_worst
@@ -101,7 +101,7 @@ def _pairs(config: Config, policy: Policy, examples: list[Example], rows: Rows) 
 
     root = config.root
     for first in range(0, len(examples), root.prompts_per_step):
-        prompts = policy.prompts(examples[first : first + root.prompts_per_step])
+        prompts = policy.prompts(list(examples[first : first + root.prompts_per_step]))
         key = (root.seed, TRAIN_STREAM, 0)  # a run's steps are counted from 1
         sampling = Sampling(root.temperature, root.max_new_tokens, root.G, key, first)
         rollout = rows.attempt(
