@@ -15,7 +15,7 @@ import yaml
 from grpo_exp.errors import InputError, nearest
 
 WIDTH = 116
-SECTIONS = ("sweep", "experience", "optim", "checkpoint", "objective")
+SECTIONS = ("sweep", "preflight", "experience", "optim", "checkpoint", "objective")
 
 
 def main(words: list[str]) -> int:
