@@ -107,8 +107,8 @@ HALF = [0, 3, 4, 5, 8, 4, 2, 6]
 MADE: dict[str, tuple[list[str], Samples, str, str]] = {
     "too easy": ([], samples([8] * 30 + [7]), "warn", "over 95 %"),
     "too hard": ([], samples([0] * 30 + [1]), "warn", "under 5 %"),
-    "all wrong": ([], samples([0] * 30), "stop", "all samples earn 0"),
-    "all right": ([], samples([8] * 30), "stop", "all samples earn 1"),
+    "all wrong": ([], samples([0] * 30), "stop", "samples earn 0, so"),
+    "all right": ([], samples([8] * 30), "stop", "samples earn 1, so"),
     "few groups with contrast": ([], samples([0] * 5 + [8] * 5 + [4] * 2), "warn", "have equal rewards and teach nothing"),
     "no group with contrast": ([], samples([0] * 5 + [8] * 5), "stop", "every advantage is 0"),
     "shaping alone": ([], samples([0] * 20 + [4]), "warn", "under 5 %"),

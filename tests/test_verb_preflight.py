@@ -72,7 +72,7 @@ def test_the_same_look_twice(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "level", "text"),
     [
-        (["reward=math"], "stop", "all samples earn 0"),
+        (["reward=math"], "stop", "samples earn 0, so"),
         (["reward.path=mine.py:once", "preflight.samples=40"], "warn", "under 5 %"),
         (["reward.path=mine.py:short", "G=4"], "warn", "are cut off at max_new_tokens=6"),
         (["reward.path=mine.py:half", "temperature=0.001", "G=4"], "stop", "every advantage is 0"),

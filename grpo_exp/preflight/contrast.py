@@ -38,7 +38,7 @@ class Contrast:
         by_size: the latter by group size.
         predicted: the latter at the run's G as the prediction has it, to hold against what is measured.
         would_do: the smallest group size at which few enough groups have none; None where none of SIZES is.
-        reward: the one value that all samples have; None where they differ.
+        reward: the one value that all of the `samples` have; None where they differ.
     """
 
     G: int
@@ -48,6 +48,7 @@ class Contrast:
     predicted: Interval
     would_do: int | None
     reward: float | None
+    samples: int
 
     @classmethod
     def of(cls, samples: Samples, G: int, flat: float) -> Contrast:
@@ -69,6 +70,7 @@ class Contrast:
             belief.without_contrast(G),
             next((size.G for size in sizes if size.share.value <= flat), None),
             values.pop() if len(values) == 1 else None,
+            len(samples.rows),
         )
 
     def lines(self) -> list[Line]:
@@ -88,8 +90,8 @@ class Contrast:
         if self.reward is not None:
             yield Finding(
                 "stop",
-                f"all samples earn {self.reward:g}, so there is nothing to learn from; what the reward reads in them is in "
-                "samples.jsonl",
+                f"all {self.samples} samples earn {self.reward:g}, so there is nothing to learn from; what they are "
+                "is in samples.jsonl",
                 ["temperature=1"] if root.temperature < 0.5 else [],
             )
         elif compares(config) and self.rewards.value == 1:

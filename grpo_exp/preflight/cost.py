@@ -102,8 +102,11 @@ class Cost:
             )
 
 
-def measure(config: Config, samples: Samples | None, rehearsal: Rehearsal, heldout: int, load: float, memory: Memory) -> Cost:
-    """The cost by the rehearsed steps, of which the first is left out where there are others; it warms up."""
+def measure(config: Config, samples: Samples | None, rehearsal: Rehearsal, asked: int, load: float, memory: Memory) -> Cost:
+    """The cost by the rehearsed steps, of which the first is left out where there are others; it warms up.
+
+    An evaluation, of `asked` rows, is taken to need as long a row as the samples did. Of pairs it is not counted: `asked` is 0.
+    """
     root, options = config.root, config.preflight
     assert options is not None
     timed = rehearsal.rows[1:] or rehearsal.rows
@@ -111,11 +114,8 @@ def measure(config: Config, samples: Samples | None, rehearsal: Rehearsal, heldo
     tokens = _tokens(rehearsal)
     most = config.experience.max_tokens
     steps = min(root.steps, math.ceil(most / tokens)) if most and tokens else root.steps
-    evaluations = _evaluations(config, steps) if heldout else 0
-    evaluation = 0.0
-    if samples is not None and heldout:
-        asked = min(config.eval.max_items or heldout, heldout) * config.eval.samples
-        evaluation = samples.seconds * asked / len(samples.rows)
+    evaluations = _evaluations(config, steps) if asked else 0
+    evaluation = samples.seconds * asked / len(samples.rows) if samples is not None else 0.0
     wall = load + steps * step + evaluations * evaluation
     return Cost(
         memory,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from grpo_exp.preflight.options import PreflightOptions
 
 SMALL_LOSS = 1e-3
-Numbers = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,8 @@ class FirstStep:
                     "stop",
                     f"the KL before the first update is {self.kl:.3g} and not 0: the reference is not the starting policy",
                 )
-        if self.ratio is not None and self.updates == 1 and not math.isclose(self.ratio, 1, abs_tol=1e-6) and self.ratio:
+        first = self.updates == 1 and not self.dropout
+        if first and self.ratio and not abs(self.ratio - 1) <= options.mismatch:  # 0 where no token is in the loss
             yield Finding("stop", f"the policy ratio before the first update is {self.ratio:.6g} and not 1")
         if self.mismatch is not None and not self.mismatch <= options.mismatch:
             yield Finding(

@@ -33,6 +33,8 @@ class PreflightOptions:
     missed: float = option(
         "share of wrong samples that hold the reference, with no answer read, that is still well", low=0, high=1
     )
-    mismatch: float = option("mean gap of the sampler's and the model's log-probs that is still well, in nats", low=0)
+    mismatch: float = option(
+        "mean gap of the sampler's and the model's log-probs, in nats, and of the first ratio from 1, that is still well", low=0
+    )
     kl: float = option("mean KL to the reference before the first update that still counts as 0, in nats", low=0)
     memory: float = option("share of the memory that a run may need before it is worth a finding", low=0, high=1)
