@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from grpo_exp.train import Trainer
 FOLDER = Path("outputs/preflight/x")
 
 
+@functools.cache
 def config(*words: str) -> Config:
     return build(compose(["model=tiny_random", "track=quiet", *words]))
 
@@ -47,7 +49,7 @@ def samples(right: list[int], each: int = 8, **changes: Any) -> Samples:
     items = [dataclasses.replace(e, answer="12", category="easy") for e in examples(*(f"{i}+1=?" for i in range(len(right))))]
     rows = [
         {"id": item.id, "prompt": f"{i}+1=?", "completion": f"x{n} = {12 if n < count else 100 + n}", "reference": "12"}
-        | {"outcome": float(n < count), "total": float(n < count), "length": 5, "finished": True}
+        | {"outcome": float(n < count), "total": float(n < count), "length": 5, "finished": True, "reward/part/format": 1.0}
         | changes
         for i, (item, count) in enumerate(zip(items, right, strict=True))
         for n in range(each)
@@ -131,9 +133,13 @@ def test_a_made_situation_is_found(name: str) -> None:
     words, made, level, text = MADE[name]
     told = found(config(*words), made)
     assert any(finding.level == level and text in finding.text for finding in told), told
-    for finding in told:
-        for word in finding.tries:
-            check(read(["model=tiny_random", *words, *word.split()]))
+
+
+def test_what_is_to_be_tried_composes() -> None:
+    tries = {word for words, made, _, _ in MADE.values() for finding in found(config(*words), made) for word in finding.tries}
+    assert len(tries) >= 5
+    for word in tries:
+        check(read(["model=tiny_random", *word.split()]))
 
 
 def test_a_fertile_start_has_no_findings() -> None:
@@ -206,12 +212,13 @@ def test_dropout_explains_a_kl() -> None:
 # ---- every option counts
 
 
-def outcomes(*words: str) -> list[Any]:
+def outcomes(**changes: float) -> list[Any]:
     """All that a configuration says of some samples and steps that are near every threshold."""
-    made = config("G=4", "max_new_tokens=8", "+reward/part@reward.parts.format=format", *words)
-    about = made.preflight
-    assert about is not None
-    some = samples([0, 0, 1, 2, 8, 8, 3, 0, 0, 0, 3], **{"reward/part/format": 1.0})
+    made = config("G=4", "max_new_tokens=8")
+    assert made.preflight is not None
+    about = dataclasses.replace(made.preflight, **changes)
+    made = dataclasses.replace(made, preflight=about)
+    some = samples([0, 0, 1, 2, 8, 8, 3, 0, 0, 0, 3])
     for row in some.rows[3:5]:
         row |= {"completion": "12 apples, I say", "finished": False}
     some.unlike = 0.5 * len(some.rows)
@@ -223,7 +230,15 @@ def outcomes(*words: str) -> list[Any]:
     return looked
 
 
-EFFECT = {"trials": 3, "price": 2.0, "hard": 0.5, "easy": 0.1, "fertile_low": 0.1, "fertile_high": 0.2, "flat": 0.0}
+EFFECT: dict[str, Any] = {
+    "trials": 3,
+    "price": 2.0,
+    "hard": 0.5,
+    "easy": 0.1,
+    "fertile_low": 0.1,
+    "fertile_high": 0.2,
+    "flat": 0.0,
+}
 EFFECT |= {"truncated": 0.0, "length_margin": 9.0, "distinct": 0.9, "format": 1.0, "missed": 0.0, "mismatch": 0.0}
 EFFECT |= {"kl": 0.0, "memory": 0.1}
 OF_THE_VERB = {"notes", "prompts", "samples", "steps"}
@@ -236,14 +251,19 @@ def test_every_option_is_tried() -> None:
 
 @pytest.mark.parametrize("name", EFFECT)
 def test_an_option_changes_what_is_said(name: str) -> None:
-    assert outcomes() != outcomes(f"preflight.{name}={EFFECT[name]}")
+    assert outcomes() != outcomes(**{name: EFFECT[name]})
 
 
 # ---- steps that are undone
 
 
-def trainer(name: str) -> tuple[Trainer, Notebook]:
-    made = build(compose([f"algo={name}", *SMALL, "seed=3"]))
+REWARD = "from zlib import crc32\n\ndef half(completions):\n    return [float(crc32(x.encode()) % 2) for x in completions]\n"
+
+
+def trainer(name: str, reward: Path) -> tuple[Trainer, Notebook]:
+    made = build(
+        compose([f"algo={name}", *(w for w in SMALL if w != "G=2"), "seed=3", "reward=custom", f"reward.path={reward}:half"])
+    )
     data, machine = made.data.load(), prepare(made.hardware, "float32")
     policy = Policy.load(made.model, machine.device, machine.dtype, 3)
     if made.algo.critic is not None:
@@ -251,6 +271,10 @@ def trainer(name: str) -> tuple[Trainer, Notebook]:
     data = fit_prompts(made, data, policy)
     notebook, rows = Notebook(), rows_at_once(made, policy, machine, data.train)
     return assemble(made, data, policy, notebook, None, rows, lambda *_: None, StopSignals()), notebook  # type: ignore[arg-type]
+
+
+def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(x, other[name]) for name, x in one.items())
 
 
 def untimed(row: dict[str, Any]) -> dict[str, Any]:
@@ -264,28 +288,32 @@ WITHOUT_PAIRS = [
 KINDS = {compose([f"algo={name}"]).algo.kind: name for name in reversed(WITHOUT_PAIRS)}
 
 
-@pytest.mark.parametrize("name", KINDS.values(), ids=str)
-def test_everything_is_as_before(name: str) -> None:
+SLOWLY = [pytest.param(name, marks=() if kind == "grpo" else pytest.mark.slow, id=name) for kind, name in KINDS.items()]
+
+
+@pytest.mark.parametrize("name", SLOWLY)
+def test_everything_is_as_before(name: str, tmp_path: Path) -> None:
     """To the bit; and the run that follows is the one that would have been without."""
-    looked, notebook = trainer(name)
+    reward = tmp_path / "mine.py"
+    reward.write_text(REWARD)
+    looked, notebook = trainer(name, reward)
     weights = {key: x.clone() for key, x in looked.policy.state().items()}
     random, place = torch.get_rng_state(), looked.source.state()
     moved: list[bool] = []
-    note = notebook.metrics
-    notebook.metrics = lambda row: (note(row), moved.append(any(  # type: ignore[func-returns-value, method-assign]
-        not torch.equal(x, weights[key]) for key, x in looked.policy.state().items())))[0]  # fmt: skip
+    looked.algorithm.observe = lambda _: moved.append(differ(looked.policy.state(), weights))  # type: ignore[method-assign, func-returns-value]
     done = rehearse(looked, notebook, 2)
+    del looked.algorithm.observe
     assert len(done.rows) == 2 and moved[-1] and done.held == sum(x.nbytes for x in weights.values())
-    assert all(torch.equal(x, weights[key]) for key, x in looked.policy.state().items())
+    assert not differ(looked.policy.state(), weights)
     assert torch.equal(torch.get_rng_state(), random) and looked.source.state() == place
     assert looked.tokens == 0 and not looked.optimizer.state()["state"]
     assert all(parameter.grad is None for parameter in looked.policy.trainable())
 
-    fresh, other = trainer(name)
+    fresh, other = trainer(name, reward)
     if fresh.algorithm.keeps_reference:
         fresh.policy.freeze_reference(fresh.algorithm.moves_reference)
     for step in (1, 2):
         looked.step(step)
         fresh.step(step)
     assert [untimed(row) for row in notebook.rows[2:]] == [untimed(row) for row in other.rows]
-    assert all(torch.equal(x, fresh.policy.state()[key]) for key, x in looked.policy.state().items())
+    assert not differ(looked.policy.state(), fresh.policy.state())

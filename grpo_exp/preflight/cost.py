@@ -79,7 +79,7 @@ class Cost:
         evaluations = f" and {self.evaluations} evaluations of {self.evaluation:.1f} s" if self.evaluations else ""
         sweep = f"; {self.trials} trials {duration(self.trials * self.wall)}" if self.trials else ""
         many = f"; {self.trials} trials {number(self.trials * self.money)}" if self.trials else ""
-        money = [("money", f"{number(self.money)} at {number(self.price)} an hour{many}")] if self.price else []
+        money = [("money", f"{number(self.money)} at {self.price:g} an hour{many}")] if self.price else []
         return [
             ("memory", f"{self.memory.needed:.2f} GiB needed of {self.memory.there_is:.2f} GiB"),
             ("time", f"{number(self.step)} s and {number(round(self.step_tokens))} tokens a step"),
