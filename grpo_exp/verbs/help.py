@@ -1,4 +1,4 @@
-"""what there is: verbs, groups, options; `help algo` or `help algo=grpo` for the options of a group"""
+"""verbs, groups, options: `help algo` or `help algo=grpo` for the options of a group, `help VERB`"""
 
 from __future__ import annotations
 
