@@ -26,8 +26,8 @@ from typing import Any
 CASES = {
     "tiny": "model=tiny steps=30",
     "tiny_large": "model=tiny steps=15 G=16",
-    "smollm2_135m": "model=smollm2_135m steps=4 prompts_per_step=4 G=4 max_new_tokens=48 eval.every=0 eval.max_items=8 "
-    "eval.samples=2 preflight.prompts=8 checkpoint.export=false checkpoint.every=0",
+    "smollm2_135m": "model=smollm2_135m steps=4 prompts_per_step=2 G=4 max_new_tokens=32 eval.every=0 eval.max_items=4 "
+    "eval.samples=2 preflight.prompts=4 checkpoint.export=false",
 }
 GOAL = 25
 
@@ -76,7 +76,7 @@ def case(words: list[str]) -> tuple[dict[str, float], dict[str, float], float]:
 def called(*words: str) -> None:
     environment: dict[str, Any] = {**os.environ, "WANDB_MODE": "offline"}
     done = subprocess.run([sys.executable, "-m", "grpo_exp", *words], env=environment, capture_output=True, text=True)
-    if done.returncode:
+    if done.returncode not in (0, 2 if words[0] == "preflight" else 0):  # 2: nothing would be learned, which is no matter here
         raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
 
 

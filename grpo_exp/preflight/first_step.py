@@ -71,7 +71,7 @@ class FirstStep:
 
     def _why_near_0(self) -> str:
         """What a small loss means, where it is small."""
-        if not self.online or self.loss is None or abs(self.loss) > SMALL_LOSS:
+        if not self.online or self.loss is None or not self.gradient or abs(self.loss) > SMALL_LOSS:
             return ""
         return (
             "the loss is near 0 by construction: the advantages of a group add up to 0 and every ratio is 1. Its gradient is "
