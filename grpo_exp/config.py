@@ -19,6 +19,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import load_class, option
 from grpo_exp.parts import Gate, Normalization
+from grpo_exp.preflight.options import PreflightOptions
 from grpo_exp.schema import join, make, names, refuse_unknown
 from grpo_exp.sweep.options import SweepOptions
 
@@ -37,9 +38,11 @@ if typing.TYPE_CHECKING:
 
 SECTIONS = (
     *("algo", "model", "data", "reward", "rollout", "hardware", "eval", "track"),
-    *("sweep", "experience", "optim", "checkpoint", "objective"),
+    *("sweep", "preflight", "experience", "optim", "checkpoint", "objective"),
 )
-"""What stands at the root besides the root options: the groups, and five sections of conf/config.yaml."""
+"""What stands at the root besides the root options: the groups, and six sections of conf/config.yaml."""
+BEFORE_A_RUN = ("sweep", "preflight")
+"""Sections about what is done around a run; a run's own config.yaml is without them."""
 
 T = TypeVar("T")
 
@@ -109,6 +112,7 @@ class Config:
     optim: OptimOptions
     checkpoint: CheckpointOptions
     objective: ObjectiveOptions
+    preflight: PreflightOptions | None = None
 
 
 def build(composed: DictConfig, judged: bool = True) -> Config:
@@ -123,7 +127,7 @@ def build(composed: DictConfig, judged: bool = True) -> Config:
     at_root = names(RootOptions)
     refuse_unknown(plain, [*at_root, *SECTIONS], "")
     for section in SECTIONS:
-        if section not in plain and section != "sweep":  # which a run's own config.yaml is without
+        if section not in plain and section not in BEFORE_A_RUN:
             raise ConfigError(
                 f"{section}: missing; the root of the configuration is conf/config.yaml, and a run needs all of it"
             )
@@ -159,6 +163,7 @@ def build(composed: DictConfig, judged: bool = True) -> Config:
         optim=make(OptimOptions, plain["optim"], "optim"),
         checkpoint=make(CheckpointOptions, plain["checkpoint"], "checkpoint"),
         objective=objective,
+        preflight=make(PreflightOptions, plain["preflight"], "preflight") if "preflight" in plain else None,
     )
     check(config.model)
     _check_together(config)
@@ -350,6 +355,7 @@ def option_class(section: str, values: dict[str, Any]) -> type[Any]:
         "track": TrackOptions,
         "experience": ExperienceOptions,
         "sweep": SweepOptions,
+        "preflight": PreflightOptions,
         "optim": OptimOptions,
         "checkpoint": CheckpointOptions,
         "objective": ObjectiveOptions,

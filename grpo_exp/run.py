@@ -49,7 +49,8 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
     try:
         config = config or configuration.build(composed)
         plain = configuration.anchored(configuration.resolved(composed))
-        plain.pop("sweep", None)  # how trials are run is no part of what is run
+        for section in configuration.BEFORE_A_RUN:  # how trials are run is no part of what is run
+            plain.pop(section, None)
         secrets = configuration.secret_values(composed)
         if hydra.mode == RunMode.MULTIRUN and config.track.group is None:
             config.track.group = Path(hydra.sweep.dir).name
@@ -109,6 +110,7 @@ def train(
     from grpo_exp.checkpoint import Checkpoints
     from grpo_exp.hardware import prepare
     from grpo_exp.policy import Policy
+    from grpo_exp.preflight.first_look import FirstLook
     from grpo_exp.record import Record
     from grpo_exp.stop import NOTHING_TO_KEEP, StopSignals
     from grpo_exp.track.files import hold
@@ -119,10 +121,12 @@ def train(
             if config.algo.online or not configuration.measures_pairs(config):
                 config.rollout.check()
             data = load_data(config)
-            _check_data(config, data)
+            check_data(config, data)
             check_reward(config, data.train, config.algo.online)
             machine = prepare(config.hardware, config.model.dtype)
             tracker = track.build(config.track, folder)
+            if config.preflight is not None and config.preflight.notes:
+                tracker.trackers.append(FirstLook(config, config.preflight, tracker.note))
             policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
             if config.algo.critic is not None:
                 policy.attach_critic(config.algo.critic)
@@ -141,7 +145,7 @@ def train(
         if trial is not None:
             card["trial"] = trial
         record.open(tracker, card, redact(plain, secrets))
-        trainer = _assemble(config, data, policy, tracker, checkpoints, rows, hook, stop)
+        trainer = assemble(config, data, policy, tracker, checkpoints, rows, hook, stop)
         record.trainer = trainer
         for note in [*policy.notes, *notes]:
             tracker.note(note, "warn")
@@ -209,7 +213,7 @@ def _by_key(words: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
-def _assemble(
+def assemble(
     config: Config,
     data: Dataset,
     policy: Policy,
@@ -283,7 +287,7 @@ def evaluator(config: Config, policy: Policy, examples: Sequence[Example], rows:
     return Evaluator(policy, config.rollout, config.reward, examples, config.eval, rows["eval_rows"])
 
 
-def _check_data(config: Config, data: Dataset) -> None:
+def check_data(config: Config, data: Dataset) -> None:
     """What the algorithm and the objective need from the data.
 
     Raises:
@@ -372,12 +376,10 @@ def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: Seq
     from grpo_exp.hardware import fit_rows
     from grpo_exp.memory import Rows
 
-    sample = examples[:: max(1, len(examples) // 256)]
-    prompt = max(len(policy.prompt_ids(e)[0]) for e in sample)
+    tokens = longest_prompt(policy, examples) + config.root.max_new_tokens
     sizes = policy.shape
     layers, hidden = sizes.num_hidden_layers, sizes.hidden_size
     inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
-    tokens = prompt + config.root.max_new_tokens
     cache = 4 * tokens * layers * 2 * hidden + 16 * sizes.vocab_size
     trunks = 2 if policy.critic is not None and policy.critic.trunk is not None else 1
     activations = 4 * tokens * layers * (14 * hidden + 4 * inner) * trunks
@@ -392,6 +394,12 @@ def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: Seq
     about = f"prompts_per_step={config.root.prompts_per_step} G={config.root.G}"
     option = {name: f"hardware.{name.replace('eval', 'rollout')}" for name in sizes}
     return {name: Rows(size, option[name], about) for name, size in sizes.items()}
+
+
+def longest_prompt(policy: Policy, examples: Sequence[Example]) -> int:
+    """Tokens of the longest of some 256 prompts."""
+    sample = examples[:: max(1, len(examples) // 256)]
+    return max(len(policy.prompt_ids(e)[0]) for e in sample)
 
 
 def _export(config: Config, policy: Policy, folder: Path) -> None:

@@ -99,7 +99,7 @@ class Trainer:
             self._evaluate(done, f"in the evaluation after step {done}, whose checkpoint is there")
             self.checkpoints.rate(done, self._objective())
         for step in range(done + 1, self.steps + 1):
-            self._step(step)
+            self.step(step)
             with contextlib.suppress(Stopped):  # in the middle of an evaluation, which the resumed run does first
                 if self._evaluates(step):
                     self._evaluate(step)
@@ -121,7 +121,8 @@ class Trainer:
 
     # ---- one step
 
-    def _step(self, step: int) -> None:
+    def step(self, step: int) -> None:
+        """Take one step, counted from 1, and record it."""
         started = time.perf_counter()
         torch.manual_seed(seed_of(self.seed, DROPOUT_STREAM, step))
         drawn = self._draw(step)

@@ -162,7 +162,7 @@ def test_the_root_has_the_same_options() -> None:
     values = OmegaConf.to_container(compose([]), resolve=False)
     assert isinstance(values, dict)
     groups = {"algo", "model", "data", "reward", "rollout", "hardware", "eval", "track"}
-    sections = {"sweep", "experience", "optim", "checkpoint", "objective"}
+    sections = {"sweep", "preflight", "experience", "optim", "checkpoint", "objective"}
     assert {f.name for f in dataclasses.fields(RootOptions)} == set(values) - groups - sections
     for name in sections:
         same(option_class(name, {}), values[name], name)

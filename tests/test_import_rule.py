@@ -26,6 +26,7 @@ LEVELS: list[set[str]] = [
         "endpoint",
         "calls",
         "parts",
+        "preflight.difficulty",
         "answers.*",
         "sandbox.*",
         "head",
@@ -39,10 +40,23 @@ LEVELS: list[set[str]] = [
         *("memory", "optim", "prompt_length", "lengths", "difficulty"),
     },
     {
-        *("schema", "command_line", "compose", "config", "sweep.options"),
+        *("schema", "command_line", "compose", "config", "sweep.options", "preflight.options"),
         *("experience", "evaluate", "pairs", "learner", "dump", "train"),
     },
-    {"run", "branch", "earlier", "record", "card", "subject", "app", "sweep.*", "report.*", "verbs.*", "__main__"},
+    {
+        "run",
+        "branch",
+        "earlier",
+        "record",
+        "card",
+        "subject",
+        "app",
+        "sweep.*",
+        "preflight.*",
+        "report.*",
+        "verbs.*",
+        "__main__",
+    },
 ]
 """`name` is grpo_exp/name.py; `folder.*` is every file of a folder, its `__init__` included."""
 

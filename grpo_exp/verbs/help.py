@@ -1,4 +1,4 @@
-"""what there is: verbs, groups, options; `help algo` or `help algo=grpo` for the options of a group"""
+"""verbs, groups, options: `help algo` or `help algo=grpo` for the options of a group, `help VERB`"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 from grpo_exp.errors import InputError, nearest
 
 WIDTH = 116
-SECTIONS = ("sweep", "experience", "optim", "checkpoint", "objective")
+SECTIONS = ("sweep", "preflight", "experience", "optim", "checkpoint", "objective")
 
 
 def main(words: list[str]) -> int:

@@ -1,0 +1,169 @@
+"""What the run takes: memory, seconds, tokens, and money where an hour has a price."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from grpo_exp.preflight.base import Finding, Line, percent
+from grpo_exp.track.wording import duration, number
+
+if TYPE_CHECKING:
+    from grpo_exp.config import Config
+    from grpo_exp.policy import Policy
+    from grpo_exp.preflight.rehearsal import Rehearsal
+    from grpo_exp.preflight.samples import Samples
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """GiB.
+
+    Attributes:
+        needed: the most that is held at a time.
+        there_is: what could be had before anything was loaded, and what the program itself holds.
+        parts: what is known by the sizes of tensors: weights, gradients, the optimizer's moments, a reference's copy, and what
+            the evaluation remembers of the rows that it samples at a time.
+    """
+
+    needed: float
+    there_is: float
+    parts: dict[str, float]
+
+
+class Held(NamedTuple):
+    """GiB: what there is, what is held once the model is loaded, and what was held at most."""
+
+    there_is: float
+    loaded: float
+    peak: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the run takes, by the steps that were timed.
+
+    Attributes:
+        step: seconds a step, the median of those timed.
+        step_tokens: completion tokens a step.
+        steps: as many as there will be; experience.max_tokens may end the run before `steps`.
+        evaluations, evaluation: how many there will be, and seconds each.
+        load: seconds until the model was there.
+        wall: seconds of the run.
+        notes: what was said of memory that ran out.
+    """
+
+    memory: Memory
+    step: float
+    step_tokens: float
+    steps: int
+    evaluations: int
+    evaluation: float
+    load: float
+    wall: float
+    tokens: float
+    price: float
+    trials: int
+    notes: list[str]
+
+    @property
+    def money(self) -> float:
+        return self.wall / 3600 * self.price
+
+    def lines(self) -> list[Line]:
+        evaluations = f" and {self.evaluations} evaluations of {self.evaluation:.1f} s" if self.evaluations else ""
+        sweep = f"; {self.trials} trials {duration(self.trials * self.wall)}" if self.trials else ""
+        many = f"; {self.trials} trials {number(self.trials * self.money)}" if self.trials else ""
+        money = [("money", f"{number(self.money)} at {self.price:g} an hour{many}")] if self.price else []
+        return [
+            ("memory", f"{self.memory.needed:.2f} GiB needed of {self.memory.there_is:.2f} GiB"),
+            ("time", f"{number(self.step)} s and {number(round(self.step_tokens))} tokens a step"),
+            ("", f"{self.steps} steps{evaluations}: {duration(self.wall)}, {number(round(self.tokens))} tokens{sweep}"),
+            *money,
+        ]
+
+    def findings(self, config: Config) -> Iterator[Finding]:
+        options, need = config.preflight, self.memory
+        assert options is not None
+        rows = ["hardware.update_rows=8", "model.gradient_checkpointing=true"]
+        if self.notes:
+            yield Finding("warn", f"memory ran out on the way: {self.notes[0]}", rows)
+        elif need.needed > options.memory * need.there_is:
+            yield Finding(
+                "warn",
+                f"the run needs {need.needed:.2f} GiB, {percent(need.needed / need.there_is)} of the "
+                f"{need.there_is:.2f} GiB that there are",
+                rows,
+            )
+
+
+def measure(config: Config, samples: Samples | None, rehearsal: Rehearsal, asked: int, load: float, memory: Memory) -> Cost:
+    """The cost by the rehearsed steps, of which the first is left out where there are others; it warms up.
+
+    An evaluation, of `asked` rows, is taken to need as long a row as the samples did. Of pairs it is not counted: `asked` is 0.
+    """
+    root, options = config.root, config.preflight
+    assert options is not None
+    timed = rehearsal.rows[1:] or rehearsal.rows
+    step = statistics.median(row["time/total"] for row in timed) if timed else math.nan
+    tokens = _tokens(rehearsal)
+    most = config.experience.max_tokens
+    steps = min(root.steps, math.ceil(most / tokens)) if most and tokens else root.steps
+    evaluations = _evaluations(config, steps) if asked else 0
+    evaluation = samples.seconds * asked / len(samples.rows) if samples is not None else 0.0
+    wall = load + steps * step + evaluations * evaluation
+    return Cost(
+        memory,
+        step,
+        tokens,
+        steps,
+        evaluations,
+        evaluation,
+        load,
+        wall,
+        steps * tokens,
+        options.price,
+        options.trials,
+        [note for note in rehearsal.notes if "out of memory" in note],
+    )
+
+
+def memory(config: Config, policy: Policy, rehearsal: Rehearsal, held: Held, rows: int, tokens: int) -> Memory:
+    """What is needed: by the steps that were taken, or by the evaluation, whose `rows` are each of so many `tokens` at most."""
+    weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    trained = sum(x.numel() for x in policy.state().values())
+    copied = config.algo.keeps_reference and config.model.adapter == "none"
+    parts = {
+        "weights": weights,
+        "gradients": 4 * trained,
+        "optimizer": 8 * trained,
+        "reference": weights if copied else 0,
+        "evaluation": rows * _sampling_bytes(policy, tokens),
+    }
+    besides = sum(parts.values()) - parts["weights"]
+    needed = max(held.peak - rehearsal.held / GIB, held.loaded + besides / GIB)
+    return Memory(needed, held.there_is, {name: size / GIB for name, size in parts.items()})
+
+
+def _sampling_bytes(policy: Policy, tokens: int) -> int:
+    """Keys and values of a row that is sampled, and its logits. Where some rows end, those that go on are copied: twice."""
+    shape = policy.shape
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    return int(2 * 4 * tokens * shape.num_hidden_layers * 2 * heads * size + 16 * shape.vocab_size)
+
+
+def _tokens(rehearsal: Rehearsal) -> float:
+    """Completion tokens a step: the rows say how many there were up to then."""
+    return rehearsal.rows[-1]["tokens"] / len(rehearsal.rows) if rehearsal.rows else 0.0
+
+
+def _evaluations(config: Config, steps: int) -> int:
+    """Before the first step, every so many, and at the end."""
+    every = config.eval.every
+    return config.eval.start + (math.ceil(steps / every) if every else 1)
