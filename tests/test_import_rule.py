@@ -42,7 +42,20 @@ LEVELS: list[set[str]] = [
         *("schema", "command_line", "compose", "config", "sweep.options"),
         *("experience", "evaluate", "pairs", "learner", "dump", "train"),
     },
-    {"run", "branch", "earlier", "record", "card", "subject", "app", "sweep.*", "report.*", "verbs.*", "__main__"},
+    {
+        "run",
+        "branch",
+        "earlier",
+        "record",
+        "card",
+        "subject",
+        "app",
+        "sweep.*",
+        "report.*",
+        "laboratory.*",
+        "verbs.*",
+        "__main__",
+    },
 ]
 """`name` is grpo_exp/name.py; `folder.*` is every file of a folder, its `__init__` included."""
 

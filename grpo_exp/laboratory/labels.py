@@ -1,0 +1,85 @@
+"""A reward held against labelled responses, and against the opinion of math-verify."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from grpo_exp.laboratory.responses import Response
+from grpo_exp.laboratory.trial import Trial, Value
+from grpo_exp.rewards.math import MathReward, reference_answer
+
+CALLED = ("right", "wrong", "does not apply", "failed")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A labelled response, what the reward gave it, and where the two disagree, why; `opinion` is math-verify's, if asked."""
+
+    response: Response
+    value: Value
+    why: str = ""
+    opinion: bool | None = None
+
+    @property
+    def called(self) -> str:
+        """What the reward calls it, one of CALLED."""
+        if self.value.failed:
+            return "failed"
+        if self.value.outcome is None:
+            return "does not apply"
+        return "right" if self.value.right else "wrong"
+
+    @property
+    def agrees(self) -> bool:
+        return self.called == ("right" if self.response.right else "wrong")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """All cases, and what is told of them."""
+
+    cases: list[Case]
+    asked: bool = field(default=False)
+
+    def confusion(self) -> dict[bool, Counter[str]]:
+        """By label, how many the reward calls what."""
+        return {label: Counter(c.called for c in self.cases if c.response.right is label) for label in (True, False)}
+
+    def disagreements(self) -> list[Case]:
+        """Wrong ones that are called right come first."""
+        return sorted((case for case in self.cases if not case.agrees), key=lambda case: case.response.right)
+
+    def values(self) -> dict[bool, Counter[str]]:
+        """By label, how often each value of the outcome was given."""
+        told = {case: "none" if case.value.outcome is None else f"{case.value.outcome:g}" for case in self.cases}
+        return {label: Counter(told[c] for c in self.cases if c.response.right is label) for label in (True, False)}
+
+    def against_opinion(self) -> list[Case]:
+        """Cases in which math-verify says something else than the reward."""
+        return [case for case in self.cases if case.opinion is not None and case.opinion != case.value.right]
+
+    def undecided(self) -> int:
+        """Cases of which math-verify said nothing in time."""
+        return sum(case.opinion is None for case in self.cases) if self.asked else 0
+
+
+def held(trial: Trial, responses: Sequence[Response]) -> Labels:
+    """Score the responses; the second opinion is asked where the reward is `math`."""
+    values = trial.values([(r.example, r.text) for r in responses])
+    asked = isinstance(trial.rewards.outcome_part, MathReward)
+    opinions = _opinions(responses) if asked else [None] * len(responses)
+    cases = [Case(*row) for row in zip(responses, values, [""] * len(values), opinions, strict=True)]
+    return Labels([case if case.agrees else _explained(trial, case) for case in cases], asked)
+
+
+def _explained(trial: Trial, case: Case) -> Case:
+    why = trial.why(case.response.example, case.response.text)
+    return Case(case.response, case.value, f"{why}; behind a closed gate" if case.value.closed else why, case.opinion)
+
+
+def _opinions(responses: Sequence[Response]) -> list[bool | None]:
+    from grpo_exp.answers.opinion import opinions
+
+    return opinions([(r.text, reference_answer(str(r.example.answer or ""))) for r in responses])
