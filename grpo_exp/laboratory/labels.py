@@ -53,8 +53,8 @@ class Labels:
 
     def values(self) -> dict[bool, Counter[str]]:
         """By label, how often each value of the outcome was given."""
-        told = {case: "none" if case.value.outcome is None else f"{case.value.outcome:g}" for case in self.cases}
-        return {label: Counter(told[c] for c in self.cases if c.response.right is label) for label in (True, False)}
+        told = [(c.response.right, "none" if c.value.outcome is None else f"{c.value.outcome:g}") for c in self.cases]
+        return {label: Counter(value for own, value in told if own is label) for label in (True, False)}
 
     def against_opinion(self) -> list[Case]:
         """Cases in which math-verify says something else than the reward."""
