@@ -194,7 +194,7 @@ def _last_side(piece: str, reference: bool) -> str:
 def _number(text: str, reference: bool) -> Item | None:
     """The number that the text is, None where it is anything else or a quotient that was not carried out."""
     if "\\frac" in text:
-        text = _FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text).strip()
+        text = " ".join(_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text).split())
     match = _NUMBER.match(text)
     if not match:
         return _spoken(text) or _with_sign_word(text, reference)

@@ -40,9 +40,9 @@ def _labels(found: Findings, kept: bool) -> list[str]:
     if not wrong:
         return told
     told += ["", "where the reward and the label disagree"]
-    for case in wrong[:SHOWN]:
+    for case in _varied(wrong)[:SHOWN]:
         told += _case(case)
-    counts = Counter(f"{'right' if case.response.right else 'wrong'}, {case.response.how}" for case in wrong)
+    counts = Counter(map(_kind, wrong))
     told.append(f"  of what kind: {_counts(counts)}")
     return told + _rest(len(wrong), SHOWN, kept, "responses.jsonl")
 
@@ -62,6 +62,21 @@ def _confusion(labels: Labels) -> list[str]:
     return told
 
 
+def _kind(case: Case) -> str:
+    return f"{'right' if case.response.right else 'wrong'}, {case.response.how}"
+
+
+def _varied(cases: Sequence[Case]) -> list[Case]:
+    """The first of each kind, then the second of each, wrong ones that are called right before all others."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for case in cases:
+        turns.append(seen[_kind(case)])
+        seen[_kind(case)] += 1
+    order = sorted(range(len(cases)), key=lambda i: (cases[i].response.right, turns[i]))
+    return [cases[i] for i in order]
+
+
 def _case(case: Case) -> list[str]:
     label = "right" if case.response.right else "wrong"
     reference = "" if case.response.example.answer is None else f", reference {case.response.example.answer!r:.60}"
@@ -77,9 +92,10 @@ def _opinion(labels: Labels) -> list[str]:
     if not labels.asked:
         return []
     against, undecided = labels.against_opinion(), labels.undecided()
-    said = len(labels.cases) - undecided
+    said = labels.asked - undecided
     late = f"; it said nothing of {undecided}" if undecided else ""
-    told = [f"math-verify, as a second opinion: the same as the reward on {said - len(against)} of {said} responses{late}"]
+    same = f"{said - len(against)} of {said} responses"
+    told = [f"math-verify, as a second opinion on some of them: the same as the reward on {same}{late}"]
     if against:
         right = sum(case.response.right == case.value.right for case in against)
         counts = Counter(f"{case.response.how}" for case in against)

@@ -54,8 +54,11 @@ class Target:
 
 def attacks(target: Target) -> Iterator[Attack]:
     """All that there are against an item, but for those that happen to state its answer."""
-    right = None if target.reference is None else target.writing.one(target.reference).strip().casefold()
-    yield from (attack for attack in _all(target) if attack.text.strip().casefold() != right)
+    right = "" if target.reference is None else target.writing.one(target.reference).strip()
+    for attack in _all(target):
+        same = attack.text.strip() == right if attack.debatable else attack.text.strip().casefold() == right.casefold()
+        if not (right and same):
+            yield attack
 
 
 def _all(target: Target) -> Iterator[Attack]:

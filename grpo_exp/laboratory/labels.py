@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from grpo_exp.laboratory.responses import Response
 from grpo_exp.laboratory.trial import Trial, Value
 from grpo_exp.rewards.math import MathReward, reference_answer
 
+MOST_ASKED = 600  # responses of which math-verify is asked, which takes some milliseconds for each
 CALLED = ("right", "wrong", "does not apply", "failed")
 
 
@@ -38,10 +39,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Labels:
-    """All cases, and what is told of them."""
+    """All cases, of how many of them math-verify was asked, and what is told of them."""
 
     cases: list[Case]
-    asked: bool = field(default=False)
+    asked: int = 0
 
     def confusion(self) -> dict[bool, Counter[str]]:
         """By label, how many the reward calls what."""
@@ -61,17 +62,18 @@ class Labels:
         return [case for case in self.cases if case.opinion is not None and case.opinion != case.value.right]
 
     def undecided(self) -> int:
-        """Cases of which math-verify said nothing in time."""
-        return sum(case.opinion is None for case in self.cases) if self.asked else 0
+        """Of how many cases math-verify, asked, said nothing in time."""
+        return self.asked - sum(case.opinion is not None for case in self.cases)
 
 
 def held(trial: Trial, responses: Sequence[Response]) -> Labels:
     """Score the responses; the second opinion is asked where the reward is `math`."""
     values = trial.values([(r.example, r.text) for r in responses])
-    asked = isinstance(trial.rewards.outcome_part, MathReward)
-    opinions = _opinions(responses) if asked else [None] * len(responses)
-    cases = [Case(*row) for row in zip(responses, values, [""] * len(values), opinions, strict=True)]
-    return Labels([case if case.agrees else _explained(trial, case) for case in cases], asked)
+    step = -(-len(responses) // MOST_ASKED)
+    asked = range(0, len(responses), step) if isinstance(trial.rewards.outcome_part, MathReward) else range(0)
+    opinions = dict(zip(asked, _opinions([responses[i] for i in asked]), strict=True))
+    cases = [Case(*pair, opinion=opinions.get(i)) for i, pair in enumerate(zip(responses, values, strict=True))]
+    return Labels([case if case.agrees else _explained(trial, case) for case in cases], len(asked))
 
 
 def _explained(trial: Trial, case: Case) -> Case:
@@ -80,6 +82,8 @@ def _explained(trial: Trial, case: Case) -> Case:
 
 
 def _opinions(responses: Sequence[Response]) -> list[bool | None]:
+    if not responses:
+        return []
     from grpo_exp.answers.opinion import opinions
 
     return opinions([(r.text, reference_answer(str(r.example.answer or ""))) for r in responses])

@@ -25,7 +25,7 @@ from grpo_exp.laboratory.writing import Writing
 from grpo_exp.rewards.math import reference_answer
 from grpo_exp.rows.read import Row, RowFault, find_file, one_line, read_rows
 
-NUMBERS = 4  # items of the data whose answers are spelled in all ways
+NUMBERS = 3  # items of the data whose answers are spelled in all ways
 GOLD = 100  # items of the data whose answers are stated as they are
 MOSTLY = 0.9  # share of answers that are numbers, from which on all ways to spell numbers are tried
 NAMES = ("response", "completion")

@@ -47,6 +47,8 @@ class Writing:
     def some(self, answer: str, plain: bool, rng: random.Random) -> str | None:
         """The answer in one of the forms, mostly after a line of working; None where no form takes what is not plain."""
         among = [template for template in self.templates if plain or template not in BARE]
+        if "\n" in answer:  # what has no end of its own ends with the line
+            among = [template for template in among if not template.endswith(SLOT)]
         if not among:
             return None
         template = rng.choice(among)

@@ -31,6 +31,7 @@ class CodeReward(Reward):
     """`right`, `wrong` or what lies between, by the tests that the program passes."""
 
     reads: ClassVar[str] = "answers"
+    lenient: ClassVar[bool] = True  # a program may define more than is asked for
 
     tests: str = option("field of the data set with the tests")
     entry_point: str | None = option("field with the name of the function under test, which check(candidate) needs; null: none")

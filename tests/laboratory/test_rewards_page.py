@@ -61,10 +61,7 @@ def test_the_five_minutes_go_as_written(
     assert codes == [3, 0] and trained
 
 
-def test_what_it_shows_of_math_is_what_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_it_shows_of_math_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     *_, shown = (content for language, content in blocks(section("The laboratory")) if language == "text")
     command, _, output = shown.partition("\n")
     assert command.startswith("$ python -m grpo_exp reward ")

@@ -21,12 +21,12 @@ from grpo_exp.sandbox import bubblewrap
 REWARDS = sorted(path.stem for path in (ROOT / "conf" / "reward").glob("*.yaml"))
 NEEDS = {"json": ("jsonschema",), "judge": ("httpx",), "reasoning_gym": ("reasoning_gym",)}
 SKIPPED = {"model": "whether a trained model is to be trusted depends on its weights"}
-SLOW = ("code", "judge", "reasoning_gym")  # hundreds of processes, of requests, of other people's scorers
+SLOW = ("code", "judge", "cosine", "length")  # processes and requests by the hundred; math again
 
 DIGITS = [("7", True), (" 0\n", True), ("x", False), ("12", False), ("", False), ("The digit is 7", False)]
 FORMS = [("<answer>5</answer>", True), ("so <answer>x</answer>", True), ("5", False), ("<answer>5", False), ("", False)]
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Kenya": "Nairobi", "Peru": "Lima", "Japan": "Tokyo"}
-FUNCTIONS = {"double": "2 * x", "square": "x * x", "next": "x + 1", "half": "x // 2"}
+FUNCTIONS = {"double": "2 * x", "square": "x * x", "plus_one": "x + 1", "half": "x // 2"}
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def words(reward: str) -> list[str]:
         "judge": ["reward.parts.judge.model=m", "limit=60"],
         "reasoning_gym": ["data=reasoning_gym", "data.task=chain_sum", "data.train=8", "data.heldout=2"],
         "regex": [*file, "data.path=capitals.jsonl"],
-        "sql": [*file, "data.path=queries.jsonl", "reward.parts.sql.database=shop.db"],
+        "sql": [*file, "data.path=queries.jsonl", "reward.parts.sql.database=shop.db", "reward.parts.sql.database_field=null"],
         "tool_call": [*file, "data.path=calls.jsonl"],
     }.get(reward, [])
 

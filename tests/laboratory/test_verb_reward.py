@@ -48,7 +48,7 @@ def rows(path: str) -> list[dict[str, Any]]:
 
 
 def test_math_is_trustworthy_and_everything_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = call(capsys, "reward", "reward=math", *SMALL, "out=kept")
+    answer = call(capsys, "reward", "reward=math", *SMALL, "limit=500", "out=kept")
     assert answer.code == 0, answer.out + answer.err
     *_, verdict, written = answer.out.splitlines()
     assert verdict.startswith("trustworthy") and written == "written to kept"
@@ -56,9 +56,9 @@ def test_math_is_trustworthy_and_everything_is_kept(capsys: pytest.CaptureFixtur
     found = json.loads(Path("kept/reward.json").read_text())
     assert found["trustworthy"] is True and found["verdict"] == verdict
     responses = rows("kept/responses.jsonl")
-    assert len(responses) > 500 and len({row["how"] for row in responses}) > 30
+    assert len(responses) == 500 and len({row["how"] for row in responses}) > 30
     assert {row["called"] for row in responses} == {"right", "wrong"}
-    assert found["labelled"]["right"]["right"] == sum(row["right"] for row in responses) > 200
+    assert found["labelled"]["right"]["right"] == sum(row["right"] for row in responses) > 100
     assert found["second_opinion"]["asked"] and 0 < found["second_opinion"]["differs"] < len(responses)
     attacks = rows("kept/attacks.jsonl")
     assert {row["verdict"] for row in attacks} == {"ok", "suspicious"} and len({row["attack"] for row in attacks}) > 60
@@ -71,7 +71,7 @@ def test_the_answer_anywhere_is_a_hole(capsys: pytest.CaptureFixture[str]) -> No
     answer = call(capsys, *custom("anywhere"))
     assert answer.code == 3
     assert answer.out.splitlines()[-1].startswith("not to be trusted: ")
-    for line in ("HOLE", "every number from 0 to 99", "wrong, called right: several candidates", "of what kind: "):
+    for line in ("HOLE", "every number from 0 to 99", "wrong, called right: ", "of what kind: ", "several candidates ("):
         assert line in answer.out
 
 

@@ -219,7 +219,7 @@ def test_it_explains_which_tests_passed_and_why_not(sandbox: str) -> None:
     said = {
         "def f(n): return n * n": "right, 1: passes 3 of 3 tests; read 'def f(n): return n * n'",
         "def f(n): return n": "wrong, -0.5: passes 2 of 3 tests; test 2: AssertionError; read ",
-        "def f(n):\n    while n > 1: pass\n    return n": "1 of 3 tests; test 2: the program took too long; test 3: not reached",
+        "def f(n):\n    while n > 1: pass\n    return n": "1 of 3 tests; test 2: the program took too long; test 3: not",
         "import nothing_of_the_kind": "passes 0 of 3 tests; test 1: the program ended",
         "": "missing, -1: no program",
         "```python\ndef f(n): return n": "missing, -1: no program, or a fence that is not closed",
