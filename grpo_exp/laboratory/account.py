@@ -14,6 +14,7 @@ from grpo_exp.track.wording import clean, columns, cut
 SHOWN = 10  # disagreements
 SAMPLES = 20
 WIDTH = 160
+KINDS = 12  # of disagreements that are counted
 FEW = 6  # different values of the outcome that are listed
 
 
@@ -43,7 +44,7 @@ def _labels(found: Findings, kept: bool) -> list[str]:
     for case in _varied(wrong)[:SHOWN]:
         told += _case(case)
     counts = Counter(map(_kind, wrong))
-    told.append(f"  of what kind: {_counts(counts)}")
+    told.append(f"  of what kind: {_counts(counts, KINDS)}")
     return told + _rest(len(wrong), SHOWN, kept, "responses.jsonl")
 
 

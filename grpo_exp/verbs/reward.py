@@ -1,4 +1,4 @@
-"""try a reward before training: reward reward=math data=arithmetic [responses=FILE model=tiny out=FOLDER]
+"""try a reward before training: reward reward=math data=arithmetic [responses=FILE model=tiny]
 
     python -m grpo_exp reward reward=math data=arithmetic              labelled responses, then attacks, then a verdict
     python -m grpo_exp reward reward=custom reward.path=my_rewards.py:score data=file data.path=my.jsonl

@@ -220,7 +220,7 @@ def test_it_explains_which_tests_passed_and_why_not(sandbox: str) -> None:
         "def f(n): return n * n": "right, 1: passes 3 of 3 tests; read 'def f(n): return n * n'",
         "def f(n): return n": "wrong, -0.5: passes 2 of 3 tests; test 2: AssertionError; read ",
         "def f(n):\n    while n > 1: pass\n    return n": "1 of 3 tests; test 2: the program took too long; test 3: not",
-        "import nothing_of_the_kind": "passes 0 of 3 tests; test 1: the program ended",
+        "import nothing_of_the_kind": "passes 0 of 3 tests; test 1: ModuleNotFoundError: No module",
         "": "missing, -1: no program",
         "```python\ndef f(n): return n": "missing, -1: no program, or a fence that is not closed",
         "x" * 70_000: "wrong, -0.5: a program of more than 65,536 characters is not run",
@@ -261,4 +261,4 @@ def test_a_run_trains_on_it_and_its_card_says_how_programs_ran(tmp_path: Path, c
     card = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert card["reward"]["parts"]["code"]["sandbox"] == "none"
     lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    assert {json.loads(line)["parts"]["code"] for line in lines} == {0.0}
+    assert {json.loads(line)["reward/part/code"] for line in lines} == {0.0}
