@@ -61,7 +61,7 @@ def normalise(text: str) -> str:
         for left, right in _WRAPPERS:
             if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
                 text = text[len(left) : -len(right)].strip()
-        if (box := _BOX.match(text)) and (inner := bracketed(text[box.end() :])):
+        if text.startswith("\\") and (box := _BOX.match(text)) and (inner := bracketed(text[box.end() :])):
             text = inner[1]
     if "\\" in text:
         text = _TEXT.sub(r" \1 ", text).replace(r"\$", "$").replace(r"\%", "%").replace(r"\!", "").replace(r"\\", "\n")

@@ -50,7 +50,9 @@ def equal(found: str, reference: str, tolerance: float = 0.0) -> bool:
     b, limit = parse(reference, reference=True), Fraction(tolerance)
     if _equal(parse(found), b, limit):
         return True
-    number = len(found) <= LONGEST and len(b.items) == 1 and isinstance(b.items[0].value, Fraction)
+    if len(found) > LONGEST or not ("," in found or "and" in found):
+        return False
+    number = len(b.items) == 1 and isinstance(b.items[0].value, Fraction)
     return number and any(_equal(parse(text), b, limit) for text in pieces.as_one_number(found))
 
 
@@ -102,7 +104,7 @@ def _parse(text: str, reference: bool) -> Quantity:
         brackets, text = inner
     else:
         text = pieces.join_thousands(text)
-    parts = [text] if _spoken(text) else pieces.split(text)  # "one hundred and five" is one
+    parts = [text] if text[:1].isalpha() and _spoken(text) else pieces.split(text)  # "one hundred and five" is one
     if len(parts) < 2 or brackets == "{}":
         brackets = ""
     if len(parts) > MOST_ITEMS:
@@ -197,7 +199,7 @@ def _number(text: str, reference: bool) -> Item | None:
         text = " ".join(_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text).split())
     match = _NUMBER.match(text)
     if not match:
-        return _spoken(text) or _with_sign_word(text, reference)
+        return (_spoken(text) or _with_sign_word(text, reference)) if text[:1].isalpha() else None
     tail = units.read(text[match.end() :])
     if tail is None:
         return None

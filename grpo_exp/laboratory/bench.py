@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from grpo_exp.config import Config
 
 ATTACKED = 3  # items
+LOOKED_AT = 1000  # items of the data, evenly spread, that the responses made here are about
 PROBED = 3  # items on which it is found out which forms a reward reads
 
 
@@ -51,29 +52,21 @@ def findings(config: Config, request: Request) -> Findings:
 
     with StopSignals() as stop, stop.at_once("before the reward was tried"):
         data = config.data.load()
-        everything = [*data.train, *data.heldout]
-        config.reward.check_data(everything)
-        trial = Trial(config.reward)
-        answered = [e for e in data.train if e.answer is not None]
-        read = None if request.responses is None else responses.read(request.responses, everything)
-        if read is not None and not answered:
-            answered = [r.example for r in read if r.example.answer is not None]
+        config.reward.check_data(data.train)
+        trial, seed = Trial(config.reward), config.root.seed
+        given = [] if request.responses is None else responses.read(request.responses, [*data.train, *data.heldout])
+        some = data.train[:: max(1, len(data.train) // LOOKED_AT)]
+        answered = [e for e in (*some, *(r.example for r in given)) if e.answer is not None]
         writing, notes = _writing(trial, answered)
-        if read is None:
-            read, source = _made(config, answered, writing)
-        else:
-            source = f"from {request.responses}"
-        chosen = _some(read, request.limit, config.root.seed)
+        labelled, source = (given, f"from {request.responses}") if given else _made(config, answered, writing)
+        chosen = _some(labelled, request.limit, seed)
         held = labels.held(trial, chosen)
         pace = trial.pace()
-        targets = _targets(answered or [r.example for r in chosen], writing, config.root.seed)
+        targets = _targets(answered or [r.example for r in chosen], writing, seed)
         tried = [one for target in targets for one in holes.tried(trial, target)]
-        sampled = None
-        if request.samples:
-            sampled, more = samples.sampled(config, data, trial)
-            notes += more
-    about = f"{config.data.name}: {data.source}"
-    return Findings(_in_words(config), about, held, source, tried, pace, request.misses, sampled, [*data.notes, *notes])
+        sampled, more = samples.sampled(config, data, trial) if request.samples else (None, [])
+    about, notes = f"{config.data.name}: {data.source}", [*data.notes, *notes, *more]
+    return Findings(_in_words(config), about, held, source, tried, pace, request.misses, sampled, notes)
 
 
 def _in_words(config: Config) -> str:
@@ -128,7 +121,7 @@ def _made(config: Config, answered: Sequence[Example], writing: Writing) -> tupl
 
 
 def _some(found: list[Response], limit: int | None, seed: int) -> list[Response]:
-    """At most `limit`, spread over labels and kinds."""
+    """At most `limit` of them, drawn by the seed."""
     if limit is None or len(found) <= limit:
         return found
     chosen = set(random.Random(f"limit-{seed}").sample(range(len(found)), limit))
@@ -150,7 +143,5 @@ def _wrong(example: Example, others: Sequence[Example]) -> str:
     value = responses.value_of(example)
     if value is not None:
         return spellings.write(value + 1)
-    other = next(
-        (o.answer for o in others if o.answer is not None and not responses.alike(o.answer, str(example.answer))), None
-    )
-    return "something else" if other is None else other
+    answers = (str(o.answer) for o in others if o.answer is not None)
+    return next((a for a in answers if not responses.alike(a, str(example.answer))), responses.NOT_THE_ANSWER)

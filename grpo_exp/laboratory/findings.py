@@ -53,7 +53,7 @@ class Findings:
         faults += [f"{missed} of {right} right responses do not count"] if missed > self.misses * right else []
         faults += [f"it does not apply to {unlike} wrong responses"] if unlike else []
         faults += [f"it fails on {failed} responses"] if failed else []
-        return faults + ([f"{len(holes)} attacks earn what they should not"] if holes else [])
+        return faults + ([f"{len(holes)} attack{'s are holes' if len(holes) > 1 else ' is a hole'}"] if holes else [])
 
     def verdict(self) -> str:
         """The last line."""

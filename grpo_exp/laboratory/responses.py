@@ -28,6 +28,7 @@ from grpo_exp.rows.read import Row, RowFault, find_file, one_line, read_rows
 NUMBERS = 3  # items of the data whose answers are spelled in all ways
 GOLD = 100  # items of the data whose answers are stated as they are
 MOSTLY = 0.9  # share of answers that are numbers, from which on all ways to spell numbers are tried
+NOT_THE_ANSWER = "something else"
 NAMES = ("response", "completion")
 
 
@@ -67,17 +68,15 @@ def stated(examples: Sequence[Example], writing: Writing) -> list[Response]:
         if example.target is not None:
             found.append(Response(example, example.target, True, "the worked target"))
         later = itertools.chain(answered[i + 1 :], answered[:i])
-        other = next((o for o in later if not alike(str(o.answer), str(example.answer))), None)
-        if other is not None:
-            wrong = writing.all(str(other.answer))
-            found.append(Response(example, wrong[i % len(wrong)], False, "another item's answer"))
+        others = (str(o.answer) for o in later if not alike(str(o.answer), str(example.answer)))
+        wrong = writing.all(next(others, NOT_THE_ANSWER))
+        found.append(Response(example, wrong[i % len(wrong)], False, "another answer"))
     return found
 
 
 def numbers(examples: Sequence[Example]) -> bool:
     """Whether the answers are mostly numbers."""
-    some = examples[:: max(1, len(examples) // 200)]
-    return sum(value_of(example) is not None for example in some) >= MOSTLY * len(some)
+    return sum(value_of(example) is not None for example in examples) >= MOSTLY * len(examples)
 
 
 def value_of(example: Example) -> Any:
@@ -124,6 +123,12 @@ def read(name: str, examples: Sequence[Example]) -> list[Response]:
     found = [_response(_whole(row), by_id, by_prompt) for row in read_rows(find_file(name, "responses"))]
     if not found:
         raise DataError(f"responses={one_line(name, 200)}: no rows; it is empty")
+    if len({response.right for response in found}) < 2:
+        which, other = ("right", "wrong") if found[0].right else ("wrong", "right")
+        raise DataError(
+            f"responses={one_line(name, 200)}: all of its {len(found)} responses are {which}. A reward that calls everything "
+            f"{which} would agree; add {other} ones"
+        )
     return found
 
 

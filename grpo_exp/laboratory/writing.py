@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from grpo_exp.answers import forms
 from grpo_exp.rewards.base import Reward
 
 SLOT = "\ue000"  # stands where the answer goes; of no use in any text
 BARE = {forms.WRITTEN["whole"].format(SLOT), forms.WRITTEN["equation"].format(SLOT)}
+DENIED = ("The answer is not {0}.", "The answer isn't {0}.", "The answer is {1}, not {0}.", "The answer cannot be {0}.")
+STATED = ("The answer is {0}, not {1}.", "So the answer is {0} because it is.", "**Final answer:** {0}", "Answer: {0}")
 WORKING = ("Let me see.", "Step by step: this takes a moment.", "First I write down what is known, then I count.", "So:")
 
 
@@ -28,17 +30,14 @@ class Writing:
     part: Reward
     templates: list[str]
     alone: bool = False
-    found: bool = field(default=False)
+    found: bool = False
 
     def all(self, answer: str) -> list[str]:
         """The answer in each form."""
         if self.found:
             return [template.replace(SLOT, answer) for template in self.templates]
-        return [
-            text
-            for text, template in zip(self.part.writings(answer), offered(self.part), strict=True)
-            if template in self.templates
-        ]
+        pairs = zip(self.part.writings(answer), offered(self.part), strict=True)
+        return [text for text, template in pairs if template in self.templates]
 
     def one(self, answer: str) -> str:
         """The answer in the first form, as it is."""
@@ -63,28 +62,15 @@ class Writing:
                 yield "corrected to the right answer", f"{first}\nWait, that is not right.\n{last}", True
                 yield "corrected to a wrong answer", f"{last}\nWait, that is not right.\n{first}", False
         if forms.WRITTEN["answer_is"].format(SLOT) in self.templates:
-            for text in (
-                "The answer is not {0}.",
-                "The answer isn't {0}.",
-                "The answer is {1}, not {0}.",
-                "The answer cannot be {0}.",
-            ):
-                yield "a sentence that denies it", text.format(right, wrong), False
-            for text in (
-                "The answer is {0}, not {1}.",
-                "So the answer is {0} because it is.",
-                "**Final answer:** {0}",
-                "Answer: {0}",
-            ):
-                yield "a sentence that states it", text.format(right, wrong), True
+            yield from (("a sentence that denies it", text.format(right, wrong), False) for text in DENIED)
+            yield from (("a sentence that states it", text.format(right, wrong), True) for text in STATED)
 
 
 def offered(part: Reward) -> list[str]:
     """The forms that a reward part names, as templates; one that says nothing of forms is tried with all there are."""
     named = part.writings(SLOT)
-    return (
-        named if names_forms(part) else list(dict.fromkeys([*named, *(form.format(SLOT) for form in forms.WRITTEN.values())]))
-    )
+    every = [form.format(SLOT) for form in forms.WRITTEN.values()]
+    return named if names_forms(part) else list(dict.fromkeys([*named, *every]))
 
 
 def names_forms(part: Reward) -> bool:

@@ -41,6 +41,7 @@ def assert_shown(shown: str, printed: str) -> None:
             assert line in rest, f"docs/rewards.md shows {line!r}, which is not printed there:\n{printed}"
 
 
+@pytest.mark.slow
 def test_the_five_minutes_go_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

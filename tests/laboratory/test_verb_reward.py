@@ -48,7 +48,7 @@ def rows(path: str) -> list[dict[str, Any]]:
 
 
 def test_math_is_trustworthy_and_everything_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = call(capsys, "reward", "reward=math", *SMALL, "limit=500", "out=kept")
+    answer = call(capsys, "reward", "reward=math", *SMALL, "limit=400", "out=kept")
     assert answer.code == 0, answer.out + answer.err
     *_, verdict, written = answer.out.splitlines()
     assert verdict.startswith("trustworthy") and written == "written to kept"
@@ -56,7 +56,7 @@ def test_math_is_trustworthy_and_everything_is_kept(capsys: pytest.CaptureFixtur
     found = json.loads(Path("kept/reward.json").read_text())
     assert found["trustworthy"] is True and found["verdict"] == verdict
     responses = rows("kept/responses.jsonl")
-    assert len(responses) == 500 and len({row["how"] for row in responses}) > 30
+    assert len(responses) == 400 and len({row["how"] for row in responses}) > 30
     assert {row["called"] for row in responses} == {"right", "wrong"}
     assert found["labelled"]["right"]["right"] == sum(row["right"] for row in responses) > 100
     assert found["second_opinion"]["asked"] and 0 < found["second_opinion"]["differs"] < len(responses)
@@ -135,6 +135,7 @@ def test_responses_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "reward", *SMALL, given, "misses=0.5").code == 0
 
 
+@pytest.mark.slow
 def test_samples_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, "reward", "model=tiny_random", *SMALL, "max_new_tokens=6", "limit=5", "out=kept")
     assert answer.code == 0, answer.out + answer.err
@@ -153,6 +154,7 @@ WRONG = {
     "responses=textless.jsonl": "no text in 'response'",
     "responses=strange.jsonl": "the data has no item with id 'x9'",
     "responses=empty.jsonl": "it is empty",
+    "responses=praise.jsonl": "all of its 2 responses are right",
     "limit=0": "limit='0': expected a whole number from 1",
     "misses=2": "misses='2': expected a number from 0 to 1",
     "limit=": "limit=: it has no value",
@@ -170,6 +172,7 @@ def test_wrong_input_is_told(words: str, capsys: pytest.CaptureFixture[str]) -> 
     lines("textless.jsonl", {"id": "train-0", "right": True})
     lines("strange.jsonl", {"id": "x9", "response": "5", "right": True})
     Path("empty.jsonl").write_text("\n")
+    lines("praise.jsonl", *({"id": f"train-{i}", "response": "5", "right": True} for i in range(2)))
     answer = call(capsys, "reward", *words.split())
     assert (answer.code, answer.out) == (2, "")
     assert WRONG[words] in answer.err
