@@ -21,7 +21,14 @@ from grpo_exp.sandbox import bubblewrap
 REWARDS = sorted(path.stem for path in (ROOT / "conf" / "reward").glob("*.yaml"))
 NEEDS = {"json": ("jsonschema",), "judge": ("httpx",), "reasoning_gym": ("reasoning_gym",)}
 SKIPPED = {"model": "whether a trained model is to be trusted depends on its weights"}
-SLOW = ("code", "judge", "math", "cosine", "length")  # processes and requests by the hundred, responses by the thousand
+SLOW = (
+    "code",
+    "judge",
+    "reasoning_gym",
+    "math",
+    "cosine",
+    "length",
+)  # processes and requests by the hundred, responses by the thousand
 
 DIGITS = [("7", True), (" 0\n", True), ("x", False), ("12", False), ("", False), ("The digit is 7", False)]
 FORMS = [("<answer>5</answer>", True), ("so <answer>x</answer>", True), ("5", False), ("<answer>5", False), ("", False)]

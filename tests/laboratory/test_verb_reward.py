@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from command import call
 
+from grpo_exp.batch import Example
+from grpo_exp.errors import DataError
+from grpo_exp.laboratory.responses import read
+
 REWARDS = """
 def anywhere(completions, answers):
     return [float(answer in text) for text, answer in zip(completions, answers)]
@@ -35,7 +39,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def custom(name: str) -> list[str]:
-    return ["reward", "reward=custom", f"reward.path=mine.py:{name}", *SMALL]
+    return ["reward", "reward=custom", f"reward.path=mine.py:{name}", *SMALL, "limit=600"]
 
 
 def lines(name: str, *rows: dict[str, Any]) -> str:
@@ -104,7 +108,7 @@ def test_pay_by_shaping_is_suspicious(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_gate_decides_which_forms_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = call(capsys, "reward", "reward.parts.format.role=gate", *SMALL, "out=kept")
+    answer = call(capsys, "reward", "reward.parts.format.role=gate", *SMALL, "limit=200", "out=kept")
     assert answer.code == 0, answer.out
     assert all("<answer>" in row["response"] for row in rows("kept/responses.jsonl") if row["right"])
 
@@ -147,14 +151,8 @@ def test_samples_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 WRONG = {
     "reward=digit data=digits": "looks at no answer, so nothing says which responses are right",
-    "reward=format": "responses=FILE.jsonl",
     "data=digits": "the items of data=digits have no reference answers",
     "responses=nowhere.jsonl": "responses=nowhere.jsonl",
-    "responses=unlabelled.jsonl": "'right' must be true or false",
-    "responses=textless.jsonl": "no text in 'response'",
-    "responses=strange.jsonl": "the data has no item with id 'x9'",
-    "responses=empty.jsonl": "it is empty",
-    "responses=praise.jsonl": "all of its 2 responses are right",
     "limit=0": "limit='0': expected a whole number from 1",
     "misses=2": "misses='2': expected a number from 0 to 1",
     "limit=": "limit=: it has no value",
@@ -168,11 +166,33 @@ WRONG = {
 @pytest.mark.parametrize("words", WRONG)
 def test_wrong_input_is_told(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     items()
-    lines("unlabelled.jsonl", {"id": "train-0", "response": "5"})
-    lines("textless.jsonl", {"id": "train-0", "right": True})
-    lines("strange.jsonl", {"id": "x9", "response": "5", "right": True})
-    Path("empty.jsonl").write_text("\n")
-    lines("praise.jsonl", *({"id": f"train-{i}", "response": "5", "right": True} for i in range(2)))
     answer = call(capsys, "reward", *words.split())
     assert (answer.code, answer.out) == (2, "")
     assert WRONG[words] in answer.err
+
+
+ODD: dict[str, list[dict[str, Any]]] = {
+    "'right' must be true or false, the label that a careful reader gives; got None": [{"id": "a", "response": "5"}],
+    "no text in 'response'": [{"id": "a", "right": True}],
+    "the data has no item with id 'x9'; give its prompt and answer": [{"id": "x9", "response": "5", "right": True}],
+    "which item is this a response to": [{"response": "5", "right": True}],
+    "all of its 2 responses are right": [{"id": "a", "response": "5", "right": True}] * 2,
+    "no rows; it is empty": [],
+}
+
+
+@pytest.mark.parametrize("message", ODD)
+def test_what_a_row_lacks_is_told(message: str) -> None:
+    lines("odd.jsonl", *ODD[message])
+    with pytest.raises(DataError, match=message):
+        read("odd.jsonl", [Example("a", "2+3=?", "5")])
+
+
+def test_a_row_belongs_to_an_item_of_the_data_or_is_one() -> None:
+    data = [Example("a", "2+3=?", "5"), Example("b", [{"role": "user", "content": " 1+1=? "}], "2")]
+    label = {"response": "5", "right": False}
+    given = [{"id": "a", **label}, {"prompt": "1+1=?", **label}, {"prompt": "write f", "tests": ["x"], **label, "right": True}]
+    lines("rows.jsonl", *given)
+    one, two, three = read("rows.jsonl", data)
+    assert (one.example, two.example) == (data[0], data[1])
+    assert three.example == Example("rows.jsonl:3", "write f", None, columns={"tests": ["x"]}) and three.right
