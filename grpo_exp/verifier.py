@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo_exp.answers import forms
 from grpo_exp.batch import Completions, Example
@@ -39,6 +39,8 @@ class Verdict:
 @dataclass
 class Verifier(Reward):
     """A reward of a few steps. A subclass implements `verdict`; one that knows "nearly right" adds the option `near`."""
+
+    reads: ClassVar[str] = "answers"
 
     right: float = option("value of a completion that is right")
     wrong: float = option("value of one that is not")

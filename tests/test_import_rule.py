@@ -54,6 +54,7 @@ LEVELS: list[set[str]] = [
         "sweep.*",
         "preflight.*",
         "report.*",
+        "laboratory.*",
         "verbs.*",
         "__main__",
     },

@@ -24,12 +24,26 @@ from grpo_exp.answers import quantities
 
 CLOSED = ("tag", "boxed")  # forms with an end of their own; the others end where the line ends
 FORMS = (*CLOSED, "hash", "answer_is", "equation", "whole", "last_number")
+WRITTEN = {
+    "tag": "<answer>{}</answer>",
+    "boxed": "\\boxed{{{}}}",
+    "hash": "#### {}",
+    "answer_is": "The answer is {}",
+    "equation": "x = {}",
+    "whole": "{}",
+    "last_number": "{}",
+}
+"""How an answer is stated in each form."""
 
 _TAG = re.compile(r"</?answer>")
 _BOX = re.compile(r"(\\(?:boxed|fbox)[ \t]{0,3}\{)|\\.|[{}]", re.DOTALL)
 _HASH = re.compile(r"(?<!#)####(?!#)")
-_ANSWER_IS = re.compile(r"\banswers?\b[*_ \t]{0,4}(?:(?:is|are)\b(?!['’])|[=:])[*_: \t]{0,8}\n{0,2}[ \t*]{0,8}", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[,;]?\s(?:because|since|as|which|so|that|where)\b")
+_ANSWER_IS = re.compile(
+    r"\banswers?\b[*_ \t]{0,4}(?:(?:is|are|equals|(?:would|should|must|will) be)\b(?!['’])|[=:])"
+    r"[*_: \t]{0,8}\n{0,2}[ \t*]{0,8}",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[,;]?\s(?:because|since|as|which|so|that|where)\b|[,;]\s(?:and\s)?not\s(?=\S)")
 _EQUALS = re.compile(r"(?<![<>!=≠≤≥:])=(?!=)")
 _NUMBER = re.compile(r"(?<![0-9A-Za-z.])-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?(?:/[0-9]+)?%?")
 

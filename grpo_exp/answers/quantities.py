@@ -2,13 +2,15 @@
 
 Numbers are compared as fractions, without rounding. What is read as a number:
 
-    signs, also the typographic ones; decimals; thousands as 1,234 or 1 234 or 1.234.567
-    3/4, \\frac{3}{4}, 1 1/2; 1.5e3, 1.5 \\times 10^3; 5 million
+    signs, also the typographic ones; decimals; thousands as 1,234 or 1 234 or 1'234 or 1.234.567
+    3/4, \\frac{3}{4}, 1 1/2; 1.5e3, 1.5 \\times 10^3; 5 million; twenty-one, minus seven, two and a half (`words`)
+    3,5 and 1.234,50 too where the reference is one number, which two numbers could not be
     currency before or after; units and counted things behind ("18 eggs a day"). Where both sides name a known unit,
       they must agree: 5 km is not 5 m, but 5 km is 5
     50% is 50, and it is 0.5 and 1/2 too: data sets differ in which they write
 
-Several values ("2, 3", "x=2 or x=3", "{2, 3}", "±2") are a set; "(2, 3)" and "[2, 3)" keep their order and brackets.
+"The total is 18" is 18. Several values ("2, 3", "x=2 or x=3", "{2, 3}", "±2") are a set; "(2, 3)" and "[2, 3)" keep their
+order and brackets.
 
 Not carried out is not answered: "9+9" is not 18, and "12/4" is not 3, or it would pay to copy the question. A quotient of
 whole numbers that is no whole number, such as 6/8, is a fraction. A reference answer may be written either way.
@@ -21,7 +23,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from grpo_exp.answers import symbolic, units
+from grpo_exp.answers import pieces, symbolic, units, words
 
 LONGEST = 300  # characters; a longer answer is compared as text alone
 MOST_ITEMS = 20
@@ -45,10 +47,18 @@ class Quantity(NamedTuple):
 
 def equal(found: str, reference: str, tolerance: float = 0.0) -> bool:
     """Whether an answer is the reference answer. `tolerance` is a relative difference of numbers, 0 for exact."""
-    a, b = parse(found), parse(reference, reference=True)
+    b, limit = parse(reference, reference=True), Fraction(tolerance)
+    if _equal(parse(found), b, limit):
+        return True
+    if len(found) > LONGEST or not ("," in found or "and" in found):
+        return False
+    number = len(b.items) == 1 and isinstance(b.items[0].value, Fraction)
+    return number and any(_equal(parse(text), b, limit) for text in pieces.as_one_number(found))
+
+
+def _equal(a: Quantity, b: Quantity, limit: Fraction) -> bool:
     if a.brackets != b.brackets or not a.items or len(a.items) != len(b.items):
         return False
-    limit = Fraction(tolerance)
     if a.brackets:
         return all(_same(x, y, limit) for x, y in zip(a.items, b.items, strict=True))
     return all(any(_same(x, y, limit) for y in b.items) for x in a.items) and all(
@@ -88,18 +98,18 @@ def parse(text: str, reference: bool = False) -> Quantity:
 def _parse(text: str, reference: bool) -> Quantity:
     if _INTEGER.fullmatch(text):
         return Quantity((Item(Fraction(int(text))),))
-    text = _normalise(text)
+    text = pieces.normalise(text)
     brackets = ""
-    if inner := _bracketed(text):
+    if inner := pieces.bracketed(text):
         brackets, text = inner
     else:
-        text = _THOUSANDS.sub(lambda m: re.sub("[, _]", "", m[0]), text)
-    pieces = _split(text)
-    if len(pieces) < 2 or brackets == "{}":
+        text = pieces.join_thousands(text)
+    parts = [text] if text[:1].isalpha() and _spoken(text) else pieces.split(text)  # "one hundred and five" is one
+    if len(parts) < 2 or brackets == "{}":
         brackets = ""
-    if len(pieces) > MOST_ITEMS:
+    if len(parts) > MOST_ITEMS:
         return Quantity((Item(_squeeze(text)),))
-    items = [item for piece in pieces for item in _items(piece, reference)]
+    items = [item for part in parts for item in _items(part, reference)]
     return Quantity(tuple(dict.fromkeys(items)) if not brackets else tuple(items), brackets)
 
 
@@ -123,121 +133,46 @@ def _near(a: Fraction, b: Fraction, limit: Fraction) -> bool:
     return a == b or (limit > 0 and abs(a - b) <= limit * abs(b))
 
 
-# --- text to pieces ---------------------------------------------------------------------------------------------------
-
-_CHARACTERS = str.maketrans(
-    dict(
-        zip(
-            "−–‒﹣－＋０１２３４５６７８９％＄，．（）＝：\u00a0\u202f\u2009\u200a\u3000",
-            "-----+0123456789%$,.()=:     ",
-            strict=True,
-        )
-    )
-    | {"×": "\\times ", "·": "\\cdot ", "÷": "/", "π": "\\pi ", "∞": "\\infty ", "±": "\\pm ", "²": "^2", "³": "^3", "₀": "_0"}
-    | {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "⅓": " 1/3", "⅔": " 2/3", "⁄": "/", "\u200b": "", "≤": "\\le ", "≥": "\\ge "}
-)
-_WRAPPERS = (
-    ("$$", "$$"),
-    ("$", "$"),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
-    ("**", "**"),
-    ("*", "*"),
-    ("`", "`"),
-    ('"', '"'),
-    ("“", "”"),
-)
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
-_SPACING = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[,;: ]|~")
-_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b|\\circ\b")
-_LATEX_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
-_THOUSANDS = re.compile(
-    r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+(?!,?[0-9])|(?: [0-9]{3})+(?! ?[0-9/])|(?:_[0-9]{3})+(?![0-9_]))"
-)
-_SEPARATOR = re.compile(r"\\[{}]|[([{]|[)\]}]|[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
-
-
-def _normalise(text: str) -> str:
-    """One line of plain characters, freed of what surrounds an answer and of LaTeX that changes only its looks."""
-    text = text.strip()
-    if not text.isascii():
-        text = text.translate(_CHARACTERS).strip()
-    before = None
-    while before != text:
-        before = text
-        text = text.rstrip(".,;: \n\t")
-        for left, right in _WRAPPERS:
-            if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
-                text = text[len(left) : -len(right)].strip()
-    if "\\" in text:
-        text = _TEXT.sub(r" \1 ", text).replace(r"\$", "$").replace(r"\%", "%").replace(r"\!", "").replace(r"\\", "\n")
-        text = _LATEX_FRACTION.sub(r"\\frac", _DEGREES.sub("°", _SPACING.sub(" ", text)))
-    if "{,}" in text:
-        text = text.replace("{,}", "")
-    if "\n" in text:
-        text = text.strip().replace("\n", " " if r"\begin" in text else " ; ")
-    return " ".join(text.split()).replace(" ^", "^")
-
-
-def _bracketed(text: str) -> tuple[str, str] | None:
-    r"""The pair of brackets around the whole text, and what is inside, else None; `\{` counts as `{`."""
-    text = text.replace(r"\{", "{").replace(r"\}", "}")
-    if not text or text[0] not in "([{" or text[-1] not in ")]}":
-        return None
-    depth = 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and i < len(text) - 1:
-            return None
-    return (text[0] + text[-1], text[1:-1].strip()) if depth == 0 else None
-
-
-def _split(text: str) -> list[str]:
-    """The parts between commas, semicolons, "or" and "and" that stand outside all brackets."""
-    pieces, depth, start = [], 0, 0
-    for match in _SEPARATOR.finditer(text):
-        token = match[0]
-        if token[-1] in "([{":
-            depth += 1
-        elif token[-1] in ")]}":
-            depth -= 1
-        elif depth == 0:
-            pieces.append(text[start : match.start()])
-            start = match.end()
-    pieces.append(text[start:])
-    return [piece.strip() for piece in pieces if piece.strip()]
-
-
-# --- pieces to values -------------------------------------------------------------------------------------------------
-
 _NAME = re.compile(
     r"(?:(?P<symbol>[A-Za-z](?:_\{?[A-Za-z0-9]{1,8}\}?|\([A-Za-z]\))?|\\[A-Za-z]{2,8})|[A-Za-z][A-Za-z ]{1,40})\s?=(?![=])\s?"
 )
+_STATED = re.compile(r"[A-Za-z][A-Za-z' ]{0,60}(?::|\s(?:is|are|was|were|equals)(?![A-Za-z']))\s?")
+_DENYING = "not never no nor without except unless wrong incorrect false isn't aren't wasn't"
+_DENIALS = frozenset(_DENYING.split())
+_SIGN_WORD = re.compile(r"(?:minus|negative)\s+(?=[0-9.$€£])", re.IGNORECASE)
 _ARITHMETIC = re.compile(r"(?:[0-9+\-*/().$% ]|\\times|\\cdot|\\div|\\frac|[{}])+")
 _PLUS_MINUS = re.compile(r"\\pm\s?")
 _DECIMAL = r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
 _FRACTION = re.compile(rf"\\frac ?(?:\{{ ?(-?(?:{_DECIMAL})) ?\}}|([0-9])) ?(?:\{{ ?({_DECIMAL}) ?\}}|([0-9]))")
 _NUMBER = re.compile(
-    r"(?P<sign>[-+]?) ?(?P<currency>[$€£¥₹]?) ?(?P<sign2>-?)"
+    r"(?P<sign>[-+]?) ?(?P<currency>(?:US\$|USD|EUR|GBP|[$€£¥₹])?) ?(?P<sign2>-?)"
     r"(?:(?P<whole>[0-9]+) (?=[0-9]+ ?/))?"
     rf"(?P<number>[0-9]{{1,3}}(?:\.[0-9]{{3}}){{2,}}(?![0-9.])|{_DECIMAL})"
     rf"(?: ?/ ?(?P<over>{_DECIMAL}))?"
-    r"(?:[eE](?P<exponent>[-+]?[0-9]{1,2})(?![0-9])| ?(?:\\times|\*) ?10 ?\^ ?\{?(?P<power>[-+]?[0-9]{1,2})(?![0-9])\}?)?"
+    r"(?:[eE](?P<exponent>[-+]?[0-9]{1,2})(?![0-9])"
+    r"| ?(?:\\times|\\cdot|\*|x) ?10 ?\^ ?\{?(?P<power>[-+]?[0-9]{1,2})(?![0-9])\}?)?"
 )
 
 
 def _items(piece: str, reference: bool) -> list[Item]:
     """The values of one piece: one, or two where it says ±."""
     name = ""
-    if match := _NAME.match(piece):
+    if (match := _NAME.match(piece)) and not _denies(match[0]):
         name, piece = match["symbol"] or "", piece[match.end() :]
+    elif (match := _STATED.match(piece)) and not _denies(match[0]) and _number(piece[match.end() :], reference):
+        piece = piece[match.end() :]
     if "=" in piece:
         piece = _last_side(piece, reference)
     if match := _PLUS_MINUS.match(piece):
         rest = piece[match.end() :]
         return [_item(rest, name, reference), _item("-" + rest, name, reference)]
     return [_item(piece, name, reference)]
+
+
+def _denies(text: str) -> bool:
+    """Whether what is said of a number takes it back: "not x = 5"."""
+    return not _DENIALS.isdisjoint(text.lower().replace("=", " ").replace(":", " ").split())
 
 
 def _item(piece: str, name: str, reference: bool) -> Item:
@@ -261,10 +196,10 @@ def _last_side(piece: str, reference: bool) -> str:
 def _number(text: str, reference: bool) -> Item | None:
     """The number that the text is, None where it is anything else or a quotient that was not carried out."""
     if "\\frac" in text:
-        text = _FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text).strip()
+        text = " ".join(_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text).split())
     match = _NUMBER.match(text)
     if not match:
-        return None
+        return (_spoken(text) or _with_sign_word(text, reference)) if text[:1].isalpha() else None
     tail = units.read(text[match.end() :])
     if tail is None:
         return None
@@ -289,9 +224,23 @@ def _number(text: str, reference: bool) -> Item | None:
     return Item(value, tail.percent, units.SYMBOLS.get(match["currency"], "") or tail.unit)
 
 
+def _spoken(text: str) -> Item | None:
+    """The number that the text is in words; None where it is anything else."""
+    spoken = words.read(text)
+    tail = units.read(spoken[1]) if spoken else None
+    return Item(spoken[0] * tail.scale, tail.percent, tail.unit) if spoken and tail else None
+
+
+def _with_sign_word(text: str, reference: bool) -> Item | None:
+    """ "minus 7"."""
+    match = _SIGN_WORD.match(text)
+    item = _number(text[match.end() :], reference) if match else None
+    return item._replace(value=-item.value) if item and isinstance(item.value, Fraction) else None
+
+
 def _plain_text(text: str) -> str:
     """Text as it is kept in an item: one pair of brackets around a single word or letter, as in "(B)", is dropped."""
-    inner = _bracketed(text)
+    inner = pieces.bracketed(text)
     return inner[1] if inner and inner[1].isalnum() else text
 
 

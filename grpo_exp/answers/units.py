@@ -11,7 +11,7 @@ km kilometer kilometers kilometre kilometres; in inch inches; ft foot feet; yd y
 mg milligram milligrams; g gram grams; kg kilogram kilograms; lb lbs pound pounds; oz ounce ounces; t ton tons tonne tonnes
 ml mL milliliter milliliters millilitre millilitres; l L liter liters litre litres; gal gallon gallons
 ms millisecond milliseconds; s sec second seconds; min minute minutes; h hr hrs hour hours; day days; week weeks
-month months; year years yr yrs; $ dollar dollars usd USD; ¢ cent cents; € euro euros eur EUR
+month months; year years yr yrs; $ dollar dollars usd USD US$; ¢ cent cents; € euro euros eur EUR; £ GBP
 """
 SYMBOLS = {word: group.split()[0] for group in re.split(r"[;\n]", _KNOWN) if group.strip() for word in group.split()}
 SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}

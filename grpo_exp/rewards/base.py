@@ -23,6 +23,7 @@ from grpo_exp.parts import Gate, Normalization
 from grpo_exp.scoring import Failures, score
 
 Values = Sequence[float | RewardError | None]
+EXPLAINING = 10.0  # seconds that a part has for a completion whose value is to be explained
 
 
 @dataclass
@@ -34,6 +35,13 @@ class Reward:
 
     after_outcome: ClassVar[bool] = False
     """True where it looks at `Completions.outcome`."""
+
+    reads: ClassVar[str] = "numbers"
+    """What it tells right from wrong by, for the laboratory. numbers: the reference answer, where that is a number in any
+    spelling; answers: the reference answer as the data has it; form: no answer."""
+
+    lenient: ClassVar[bool] = False
+    """True where a right answer among others, or denied, is right by design."""
 
     kind: str = option("which reward: the name of a file in grpo_exp/rewards")
     weight: float = option("factor of this part in the sum")
@@ -51,7 +59,7 @@ class Reward:
 
     def explain(self, text: str, example: Example) -> str:
         """What this part found in one completion and why that is worth what `score` gives it, in a line for people."""
-        done = calls.run({0: partial(self.score, stand_in(example, [text]))}, math.inf, math.inf)[0]
+        done = calls.run({0: partial(self.score, stand_in(example, [text]))}, EXPLAINING, EXPLAINING)[0]
         if done.error is not None:
             raise done.error
         return told(done.value[0])
@@ -77,6 +85,10 @@ class Reward:
     def written(self, answer: str) -> str:
         """A completion that states this answer as the reward expects it; `check` tries it before a model loads."""
         return f"<answer>{answer}</answer>"
+
+    def writings(self, answer: str) -> list[str]:
+        """The same in each form in which the reward reads answers, `written` first; the laboratory tries all."""
+        return [self.written(answer)]
 
     def state(self) -> dict[str, Any]:
         """What it remembers between calls, as JSON can hold it; part of every checkpoint."""

@@ -8,24 +8,30 @@ None.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo_exp import pool
 from grpo_exp.batch import Completions, Example
-from grpo_exp.errors import ConfigError, DataError
+from grpo_exp.errors import ConfigError, DataError, nearest
 from grpo_exp.options import option
-from grpo_exp.rewards.base import Reward
+from grpo_exp.rewards.base import Reward, told
 from grpo_exp.sandbox import bubblewrap, cases, limits
+from grpo_exp.verifier import shown
 
 LONGEST_PROGRAM = 1 << 16  # characters
 SPARE = 5.0  # seconds of the pool's own deadline above the row's, for starting and ending processes
+TOLD = 3  # tests that fail of which `explain` says why
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*$", re.MULTILINE)
 
 
 @dataclass
 class CodeReward(Reward):
     """`right`, `wrong` or what lies between, by the tests that the program passes."""
+
+    reads: ClassVar[str] = "answers"
+    lenient: ClassVar[bool] = True  # a program may define more than is asked for
 
     tests: str = option("field of the data set with the tests")
     entry_point: str | None = option("field with the name of the function under test, which check(candidate) needs; null: none")
@@ -82,6 +88,34 @@ class CodeReward(Reward):
                 values[row] = value
         return values
 
+    def check_data(self, examples: Sequence[Example]) -> None:
+        """Some items have tests, and those that do have them in a form that is known."""
+        if any([bool(self._tests(example)) for example in examples]):  # a list: all of them are read
+            return
+        there = sorted({column for example in examples[:100] for column in example.columns})
+        raise DataError(
+            f"reward.parts.{self.kind}.tests={self.tests!r}: the tests stand in that field of the data, and no item has any."
+            f"{nearest(self.tests, there)} There are: {', '.join(there) or 'none'}"
+        )
+
+    def explain(self, text: str, example: Example) -> str:
+        """Such as `wrong, 0: passes 1 of 3 tests; test 2: AssertionError; read 'def f(): ...'`. Every test is run."""
+        tests, source = self._tests(example), program(text)
+        if not tests:
+            return "does not apply: the item has no tests"
+        if source is None:
+            return f"missing, {told(self.missing)}: no program, or a fence that is not closed"
+        if len(source) > LONGEST_PROGRAM:
+            return f"wrong, {told(self.wrong)}: a program of more than {LONGEST_PROGRAM:,} characters is not run"
+        [verdict] = self._verdicts([self._job(source, tests, example) | {"stop": False}])
+        whys = [verdict.why] * len(tests) if isinstance(verdict, pool.Lost) else verdict["whys"]
+        value = self._value(tests, verdict)
+        grade = "right" if not any(whys) else "wrong" if value == self.wrong else "partly right"
+        failed = [f"test {i}: {why}" for i, why in enumerate(whys, 1) if why]
+        more = [f"{len(failed) - TOLD} more fail"] if len(failed) > TOLD else []
+        passed = f"passes {len(tests) - len(failed)} of {len(tests)} tests"
+        return f"{grade}, {told(value)}: {'; '.join([passed, *failed[:TOLD], *more])}; read {shown(source)}"
+
     def answer(self, text: str) -> str | None:
         """The program itself: two that differ are two answers."""
         return program(text)
@@ -122,7 +156,7 @@ class CodeReward(Reward):
         return verdicts
 
     def _value(self, tests: list[cases.Case], verdict: Any) -> float:
-        passed = [False] * len(tests) if isinstance(verdict, pool.Lost) else verdict["passed"]
+        passed = [False] * len(tests) if isinstance(verdict, pool.Lost) else [not why for why in verdict["whys"]]
         if all(passed):
             return self.right
         weights = [test["weight"] for test in tests]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_exp.batch import Example
 from grpo_exp.errors import ConfigError
@@ -19,6 +20,8 @@ class ContainsReward(Verifier):
     Who names everything contains everything: with where=completion a list of candidates is right. Hence where=answer, and
     `longest`. Left out: synonyms, and inflected words.
     """
+
+    lenient: ClassVar[bool] = True
 
     near: float = option("with enough=all: value of a completion with some of the texts, but not all")
     texts: list[str] = option("the wanted texts, for all items; []: each item has its own")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_exp.batch import Completions
 from grpo_exp.options import option
@@ -15,6 +16,8 @@ _FULL_WIDTH = frozenset("０１２３４５６７８９")
 @dataclass
 class DigitReward(Reward):
     """1.0 if the completion, stripped of white space, is one digit 0 to 9, else 0.0. It needs no reference answer."""
+
+    reads: ClassVar[str] = "form"
 
     full_width: bool = option("the full-width digits of East Asian text count too")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_exp.answers import forms, quantities
 from grpo_exp.batch import Completions, Example
@@ -31,6 +32,8 @@ class FormatReward(Reward):
     equation       the last line is arithmetic, an equals sign and a number: `114 / 57 = 2`; whether it is true does not matter
     regex          the whole completion, stripped, matches `pattern`; the dot does not match a line end, `(?s)` makes it
     """
+
+    reads: ClassVar[str] = "form"
 
     style: str = option("the form that is wanted", choices=STYLES)
     pattern: str | None = option("regular expression for style=regex, matched against the whole completion")

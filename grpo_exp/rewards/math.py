@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from grpo_exp.answers import forms, quantities, symbolic
 from grpo_exp.batch import Completions, Example
@@ -16,20 +17,12 @@ from grpo_exp.errors import ConfigError, RewardError, nearest
 from grpo_exp.options import option
 from grpo_exp.verifier import Verdict, Verifier, shown
 
-_WRITTEN = {
-    "tag": "<answer>{}</answer>",
-    "boxed": "\\boxed{{{}}}",
-    "hash": "#### {}",
-    "answer_is": "The answer is {}",
-    "equation": "x = {}",
-    "whole": "{}",
-    "last_number": "{}",
-}
-
 
 @dataclass
 class MathReward(Verifier):
     """`right`, `wrong` or `missing`, by the last answer of the completion."""
+
+    reads: ClassVar[str] = "numbers"
 
     extract: list[str] = option(f"forms of answer that count, the most trusted first: {', '.join(forms.FORMS)}")
     tolerance: float = option("largest relative difference at which numbers are equal; 0: exactly equal", low=0, high=1)
@@ -67,7 +60,10 @@ class MathReward(Verifier):
         return quantities.canonical(found) or None if found else None
 
     def written(self, answer: str) -> str:
-        return _WRITTEN[self.extract[0]].format(reference_answer(answer))
+        return self.writings(answer)[0]
+
+    def writings(self, answer: str) -> list[str]:
+        return [forms.WRITTEN[form].format(reference_answer(answer)) for form in self.extract]
 
 
 def reference_answer(text: str) -> str:

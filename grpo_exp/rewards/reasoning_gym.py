@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo_exp.answers import expressions
 from grpo_exp.batch import Completions, Example
@@ -34,6 +34,8 @@ class ReasoningGymReward(Reward):
     `partial` is set. Some evaluate the answer as Python code: what is not plainly harmless is not shown to them and worth 0. A
     scorer that raises, or takes more than two seconds, gives 0.
     """
+
+    reads: ClassVar[str] = "answers"
 
     missing: float = option("value of a completion without an answer")
     partial: bool = option("true: the scorer's partial credit counts; false: 1 for full credit, else 0")

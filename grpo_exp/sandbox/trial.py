@@ -33,7 +33,7 @@ class Read(NamedTuple):
 
 
 def judged(job: Job) -> dict[str, Any]:
-    """What became of each test, `passed`; `why` the first failed; and whether one was stopped for its time, `late`."""
+    """`whys`: why each test fails, "" for one that passes; and `late`: whether one was stopped for its time."""
     before = _children()
     end = time.monotonic() + job["row_seconds"]
     folder = None if job["prefix"] else tempfile.mkdtemp(prefix="grpo_exp_")
@@ -43,8 +43,7 @@ def judged(job: Job) -> dict[str, Any]:
         _bury(before)
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
-    first = next((why for why in whys if why), "")
-    return {"passed": [not why for why in whys], "why": first, "late": any(why.startswith(_LATE) for why in whys)}
+    return {"whys": whys, "late": any(why.startswith(_LATE) for why in whys)}
 
 
 def _whole(job: Job, end: float) -> list[str]:

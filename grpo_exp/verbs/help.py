@@ -82,11 +82,13 @@ def _verbs() -> dict[str, str]:
     """Each verb and the first line of its file."""
     from grpo_exp.verbs import VERBS
 
-    files = {name: Path(__file__).with_name(f"{name.replace('-', '_')}.py") for name in VERBS}
-    return {
-        name: (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
-        for name, file in files.items()
-    }
+    return {name: _told(name).splitlines()[0] for name in VERBS}
+
+
+def _told(verb: str) -> str:
+    """What a verb's file says of it."""
+    file = Path(__file__).with_name(f"{verb.replace('-', '_')}.py")
+    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
 
 
 def _conf() -> Path:
@@ -110,11 +112,9 @@ def about(word: str) -> str:
 
     group, _, name = word.partition("=")
     groups = [*group_folders(), *SECTIONS]
-    if group in VERBS and not name:
-        return (
-            ast.get_docstring(ast.parse(Path(__file__).with_name(f"{group.replace('-', '_')}.py").read_text(encoding="utf-8")))
-            or ""
-        )
+    verb = _told(group) if group in VERBS and not name else ""
+    if verb and group not in groups:
+        return verb
     if group not in groups or (name and group in SECTIONS):
         raise InputError(f"help {word}: no such group. Valid: {', '.join(groups)}.{nearest(group, [*groups, *VERBS])}")
     if group in SECTIONS:
@@ -122,7 +122,7 @@ def about(word: str) -> str:
     listing = _listing(group)
     if group == "sweeps" or group.startswith("hydra/"):  # their files say all there is
         return "\n".join(listing) if not name else _file(group, name).read_text(encoding="utf-8").rstrip()
-    head = [] if name else [*listing, ""]
+    head = [] if name else [*([verb, ""] if verb else []), *listing, ""]  # `reward` is a verb and a group
     if group == "reward/part":
         composed = compose([f"+reward/part@reward.parts.PART={name or 'math'}"])
         part = composed.reward.parts.PART

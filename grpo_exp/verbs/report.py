@@ -1,10 +1,11 @@
-"""compare runs and sweeps: report FOLDER [FOLDER ...] [--by KEY] [--csv FILE] [--json FILE] [--no-html]
+"""compare runs and sweeps: report FOLDER [FOLDER ...] [--by KEY] [--csv FILE] [--json FILE]
 
     python -m grpo_exp report outputs/sweeps/beta_grid      a sweep, finished or still going
     python -m grpo_exp report outputs/runs                  every run in a folder; several folders may be given
     python -m grpo_exp report RUN                           one run: what training changed, and how sure that is
     python -m grpo_exp report FOLDER --by beta              group by one option (--by beta,G by two), not by all that differ
     python -m grpo_exp report FOLDER --csv runs.csv --json answer.json     one line a run; everything. - is standard output
+    python -m grpo_exp report FOLDER --no-html              no report.html
 
 The screen shows what was varied, the settings from the best to the worst with 95 % intervals, which differences are real,
 and the best setting as a command line. report.html, with curves and pictures, goes into the folder (of several: the one that

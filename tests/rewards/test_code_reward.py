@@ -211,6 +211,37 @@ def test_where_bubblewrap_fails_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp
     bubblewrap._failure.cache_clear()
 
 
+@EITHER
+def test_it_explains_which_tests_passed_and_why_not(sandbox: str) -> None:
+    part = reward(sandbox=sandbox, seconds=1.0)
+    tests = ["assert f(1) == 1", "assert f(2) == 4", "assert f(0) == 0"]
+    item = Example("task", "?", columns={"tests": tests})
+    said = {
+        "def f(n): return n * n": "right, 1: passes 3 of 3 tests; read 'def f(n): return n * n'",
+        "def f(n): return n": "wrong, -0.5: passes 2 of 3 tests; test 2: AssertionError; read ",
+        "def f(n):\n    while n > 1: pass\n    return n": "1 of 3 tests; test 2: the program took too long; test 3: not",
+        "import nothing_of_the_kind": "passes 0 of 3 tests; test 1: ModuleNotFoundError: No module",
+        "": "missing, -1: no program",
+        "```python\ndef f(n): return n": "missing, -1: no program, or a fence that is not closed",
+        "x" * 70_000: "wrong, -0.5: a program of more than 65,536 characters is not run",
+    }
+    for text, expected in said.items():
+        assert expected in part.explain(text, item), part.explain(text, item)
+    assert part.explain("x = 1", Example("bare", "?")) == "does not apply: the item has no tests"
+    half = reward(sandbox=sandbox, partial="share").explain("def f(n): return 0", item)
+    assert half.startswith("partly right, 0: passes 1 of 3 tests; test 1: AssertionError; test 2: AssertionError; read")
+
+
+def test_data_without_tests_is_refused_before_a_model_loads() -> None:
+    part, bare = reward(), Example("bare", "?", columns={"test": ["assert True"], "text": "x"})
+    with pytest.raises(DataError, match=r"tests='tests'.*no item has any\. Did you mean 'test'\? There are: test, text"):
+        part.check_data([bare])
+    some = Example("some", "?", columns={"tests": ["assert True"]})
+    part.check_data([bare, some])
+    with pytest.raises(DataError, match="item odd: field 'tests'"):
+        part.check_data([some, Example("odd", "?", columns={"tests": 5})])
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"reward\.parts\.code\.right=-1"):
         reward(right=-1.0)
@@ -230,4 +261,4 @@ def test_a_run_trains_on_it_and_its_card_says_how_programs_ran(tmp_path: Path, c
     card = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert card["reward"]["parts"]["code"]["sandbox"] == "none"
     lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    assert {json.loads(line)["parts"]["code"] for line in lines} == {0.0}
+    assert {json.loads(line)["reward/part/code"] for line in lines} == {0.0}
