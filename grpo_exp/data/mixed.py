@@ -70,7 +70,7 @@ class MixedData(CheckedData):
         shares = tuple(Share(name, self.weights.get(name, 1.0), count) for name, count in counts.items())
         total = sum(share.weight for share in shares)
         parts = (f"{s.name} {s.weight / total:.0%} ({s.size}, {loaded[s.name].source})" for s in shares)
-        source = f"{len(train)} to train on, {len(heldout)} held out, mixed: {'; '.join(parts)}"
+        source = f"mixed: {'; '.join(parts)}"
         return Dataset(train, heldout, items_sha256(train, heldout), source, [*notes, *told, *more, *leaked], shares)
 
     def _unlike(self, items: Joined, what: str) -> tuple[Joined, list[str]]:
