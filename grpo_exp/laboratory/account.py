@@ -95,8 +95,8 @@ def _opinion(labels: Labels) -> list[str]:
     against, undecided = labels.against_opinion(), labels.undecided()
     said = labels.asked - undecided
     late = f"; it said nothing of {undecided}" if undecided else ""
-    same = f"{said - len(against)} of {said} responses"
-    told = [f"math-verify, as a second opinion on some of them: the same as the reward on {same}{late}"]
+    same = f"{said - len(against)} of the {said} responses that it was asked about"
+    told = [f"math-verify, as a second opinion: the same as the reward on {same}{late}"]
     if against:
         right = sum(case.response.right == case.value.right for case in against)
         counts = Counter(f"{case.response.how}" for case in against)

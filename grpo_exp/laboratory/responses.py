@@ -2,7 +2,7 @@
 
 A file has an object a line, with the response and its label, and the item it belongs to or all that the reward needs of it:
 
-    {"id": "train-3", "response": "... <answer>45</answer>", "right": true}
+    {"id": "train-3", "response": "It is <answer>3</answer>", "right": true}
     {"prompt": "47-2=?", "answer": "45", "response": "It is 44.", "right": false}
 
 `completion` is another name of `response`, so that lines of samples.jsonl need nothing but a label. A prompt without an answer
