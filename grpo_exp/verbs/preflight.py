@@ -1,4 +1,4 @@
-"""look before a run: preflight [overrides of the run] says what will fail, what it costs, what to change
+"""look before a run: preflight [overrides of the run] says what will fail and what it costs
 
     python -m grpo_exp preflight                                    the default run
     python -m grpo_exp preflight algo=grpo G=16 temperature=0.7     any other: what stands after the verb is the run's own

@@ -1,4 +1,4 @@
-"""go on with a run that was stopped or killed: resume RUN[@STEP] [steps=200], also written resume=RUN[@STEP]
+"""go on with a run that was stopped or killed: resume RUN[@STEP] [steps=200], or resume=RUN
 
     python -m grpo_exp resume outputs/runs/RUN                from its newest whole checkpoint, with its own options
     python -m grpo_exp resume outputs/runs/RUN steps=200      and further: a finished run as well

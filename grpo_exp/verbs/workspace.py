@@ -1,4 +1,4 @@
-"""a saved W&B view of a project: reward, KL, length and reward std by beta and by G [--entity NAME --project NAME]
+"""a saved W&B view of a project by beta and by G: workspace [--entity NAME --project NAME]
 
     python -m grpo_exp workspace --entity my-team               saved in W&B; needs a login and pip install wandb-workspaces
     python -m grpo_exp workspace --out view.json                its JSON, without a login
