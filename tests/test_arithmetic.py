@@ -20,6 +20,8 @@ def source(**changes: Any) -> Arithmetic:
         "kind": "arithmetic",
         "max_prompt_tokens": None,
         "long_prompts": "error",
+        "pass_rates": None,
+        "keep_between": None,
         "pool": "train",
         "train": 200,
         "heldout": 120,

@@ -241,15 +241,24 @@ def test_help_by_other_words(words: list[str], capsys: pytest.CaptureFixture[str
     assert call(capsys, *words) == call(capsys, "--help")
 
 
-def test_help_of_every_group_and_option(capsys: pytest.CaptureFixture[str]) -> None:
-    for group in group_folders():
-        answer = call(capsys, "help", group)
+@pytest.mark.parametrize("group", group_folders())
+def test_help_of_every_group(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, "help", group)
+    assert answer.code == 0, answer.err
+    for option in options(group):
+        assert re.search(rf"^  {option} +\S", answer.out, re.MULTILINE), (group, option)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", group_folders())
+def test_help_of_every_option_of_a_group(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in options(group):
+        answer = call(capsys, "help", f"{group}={option}")
         assert answer.code == 0, answer.err
-        for option in options(group):
-            assert re.search(rf"^  {option} +\S", answer.out, re.MULTILINE), (group, option)
-            of_option = call(capsys, "help", f"{group}={option}")
-            assert of_option.code == 0, of_option.err
-            assert len(of_option.out.splitlines()) >= 2
+        assert len(answer.out.splitlines()) >= 2
+
+
+def test_help_of_every_section_and_verb(capsys: pytest.CaptureFixture[str]) -> None:
     for section in ("sweep", "experience", "optim", "checkpoint", "objective"):
         assert f"  {section}." in call(capsys, "help", section).out
     for verb in VERBS:

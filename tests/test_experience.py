@@ -372,4 +372,4 @@ def test_a_pool_so_small_that_no_prompt_could_rest_is_refused(pool: int, fits: b
     words = ["model=tiny_random", "experience.skip_visits=1", "prompts_per_step=12", f"data.train={pool}"]
     config = configuration.build(compose(words))
     with nullcontext() if fits else pytest.raises(ConfigError, match="has 24, so that none could ever rest"):
-        run._check_data(config, config.data.load())
+        run.check_data(config, config.data.load())

@@ -111,7 +111,7 @@ def test_a_prompt_that_is_too_long_is_left_out_and_counted(one_long: list[str], 
     answer = call(capsys, *one_long, "data.max_prompt_tokens=20", "data.long_prompts=drop", "steps=6", "track.console=plain")
     assert answer.code == 0, answer.err
     assert "1 of 10 training prompts have more than 20 tokens" in " ".join(answer.out.split())
-    assert card()["data"]["train"] == 9 and "left out" in card()["data"]["notes"][-1]
+    assert card()["data"]["train"] == 9 and any("left out" in note for note in card()["data"]["notes"])
     asked = {row["id"] for row in rows(RUN, "samples.jsonl")}
     assert len(asked) == 9 and "row-1" not in asked
 
@@ -119,7 +119,7 @@ def test_a_prompt_that_is_too_long_is_left_out_and_counted(one_long: list[str], 
 def test_a_prompt_that_is_too_long_loses_its_beginning(one_long: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, *one_long, "data.max_prompt_tokens=20", "data.long_prompts=truncate_left", "steps=6")
     assert answer.code == 0, answer.err
-    assert card()["data"]["train"] == 10 and "beginning is cut off" in card()["data"]["notes"][-1]
+    assert card()["data"]["train"] == 10 and any("beginning is cut off" in n for n in card()["data"]["notes"])
     seen = {row["id"]: row["prompt"] for row in rows(RUN, "samples.jsonl")}
     assert seen["row-1"] == "z" * 15 + "4+4=?"
 
@@ -146,7 +146,7 @@ def test_rows_that_were_skipped_are_counted_where_a_run_is_described(capsys: pyt
     answer = call(capsys, *words, "data.on_error=skip", "track.console=plain")
     assert answer.code == 0, answer.err
     told = card()["data"]["notes"]
-    assert told[0].startswith("3 of 9 rows skipped") and len(told) == 4
+    assert told[0].startswith("3 of 9 rows skipped") and sum(note.startswith("skipped: ") for note in told) == 3
     shown = " ".join(answer.out.split())
     assert "3 of 9 rows skipped" in shown and "items.jsonl:7" in shown
 

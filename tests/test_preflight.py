@@ -135,6 +135,7 @@ def test_a_made_situation_is_found(name: str) -> None:
     assert any(finding.level == level and text in finding.text for finding in told), told
 
 
+@pytest.mark.slow
 def test_what_is_to_be_tried_composes() -> None:
     tries = {word for words, made, _, _ in MADE.values() for finding in found(config(*words), made) for word in finding.tries}
     assert len(tries) >= 5

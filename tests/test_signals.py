@@ -20,7 +20,7 @@ from grpo_exp.__main__ import main
 from grpo_exp.errors import Stopped
 from grpo_exp.evaluate import Evaluator
 from grpo_exp.learner import Learner
-from grpo_exp.rollout.torch import _Decoding
+from grpo_exp.rollout.draw import Draw
 from grpo_exp.stop import ONE_REQUEST, StopSignals
 
 RUN = Path("run")
@@ -119,7 +119,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("owner", "name", "at", "done"),
     [
-        (_Decoding, "_choose", 33, 1),  # a token in the second round of step 2
+        (Draw, "_choose", 33, 1),  # a token in the second round of step 2
         (Learner, "update", 3, 3),
         (Evaluator, "__call__", 2, 2),
         (Evaluator, "__call__", 3, 4),  # the last one, after which there is no step any more

@@ -46,7 +46,7 @@ def test_the_best_command_composes_to_the_best_runs_configuration(grid: Path, ca
     assert words[:3] == ["python", "-m", "grpo_exp"]
     again = json.loads(json.dumps(config.resolved(compose(read(words[3:])))))
     ran = yaml.safe_load((Path(answer["ranked"][0]["runs"][0]["folder"]) / "config.yaml").read_text())
-    assert {key.partition(".")[0] for key in config.difference(again, ran)} <= {"track", "hardware", "sweep"}
+    assert {key.partition(".")[0] for key in config.difference(again, ran)} <= {"track", "hardware", "sweep", "preflight"}
 
 
 def test_json_has_the_whole_answer(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,8 +117,8 @@ def about(word: str) -> str:
         return verb
     if group not in groups or (name and group in SECTIONS):
         raise InputError(f"help {word}: no such group. Valid: {', '.join(groups)}.{nearest(group, [*groups, *VERBS])}")
-    if group in SECTIONS:
-        return "\n".join(_section(group, compose([])))
+    if group in SECTIONS:  # `preflight` is a verb and a section
+        return "\n".join([*([verb, ""] if verb else []), *_section(group, compose([]))])
     listing = _listing(group)
     if group == "sweeps" or group.startswith("hydra/"):  # their files say all there is
         return "\n".join(listing) if not name else _file(group, name).read_text(encoding="utf-8").rstrip()

@@ -51,6 +51,7 @@ def rows(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_math_is_trustworthy_and_everything_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, "reward", "reward=math", *SMALL, "limit=400", "out=kept")
     assert answer.code == 0, answer.out + answer.err
