@@ -103,6 +103,7 @@ def test_a_branch_that_was_killed_goes_on(finished: Path, capsys: pytest.Capture
         assert rows(RUN) == rows(finished) and not (RUN / "earlier-2").exists()
 
 
+@pytest.mark.slow
 def test_a_kill_while_it_begins_loses_nothing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed before a thing is moved, copied or removed, then the same command again."""
     total = 1000 - _changes_left(1000)

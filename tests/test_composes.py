@@ -73,6 +73,7 @@ def test_groups_of_different_sizes_cost_the_same() -> None:
         assert composed.prompts_per_step * samples == 64
 
 
+@pytest.mark.slow
 def test_one_sweep_really_runs(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, "sweeps=kl_placement", *SMALL, "steps=1", "algo.kl.estimator=k1,k3", "eval.start=false")
     assert answer.code == 0, answer.err

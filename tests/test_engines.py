@@ -166,7 +166,7 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_refuses_is_told(tmp_
                 drawn(model, used)
 
 
-@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("adapter", ["lora", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_run_with_a_server(adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """GRPO as a person starts it: each step samples from the weights of the step before it, and tokens have weights."""
     monkeypatch.chdir(tmp_path)

@@ -177,6 +177,7 @@ def test_the_console_shows_escapes_and_takes_no_markup(mode: str) -> None:
             assert "[red]markup[/]" in shown
 
 
+@pytest.mark.slow
 def test_errors_and_a_sweep_quote_attacks_too(capsys: pytest.CaptureFixture[str]) -> None:
     Path("rewards.py").write_text(
         f"ATTACK = {ATTACKS[0] + ATTACKS[5] + ATTACKS[13] + chr(0xD800)!r}\n"

@@ -59,6 +59,7 @@ def test_a_study_in_sqlite_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "swept" / "study.journal").exists()
 
 
+@pytest.mark.slow
 def test_a_second_sweep_in_the_folder_is_refused_unless_it_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

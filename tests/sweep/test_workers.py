@@ -117,10 +117,7 @@ def test_a_trial_that_kills_its_workers_fails_and_the_others_go_on(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [
-        (signal.SIGINT, 130),
-        *(pytest.param(s, 128 + s, marks=pytest.mark.slow) for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)),
-    ],
+    [pytest.param(s, 128 + s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)],
 )
 def test_a_signal_stops_all_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
     parent = begin(command(tmp_path, 60, 0.2, "workers=2"))  # too many to be done before the signal, on any machine
