@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from grpo_exp.batch import Example
-from grpo_exp.data.base import Dataset, DataSource, Items, Share, items_sha256
+from grpo_exp.data.base import Dataset, DataSource, Share, items_sha256
 from grpo_exp.errors import ConfigError, DataError, InputError, nearest
 from grpo_exp.options import option
 from grpo_exp.prompt_order import Places
 from grpo_exp.rows.checks import CheckedData, leaks, repeats
 from grpo_exp.rows.index import Index, Indexing
-from grpo_exp.rows.marks import Marks
+from grpo_exp.rows.stored import Indexed
 
 
 @dataclass
@@ -86,24 +86,13 @@ def _loaded(name: str, part: DataSource) -> Dataset:
         raise type(error)(f"data.sources.{name}: {error}") from error
 
 
-class Joined(Items):
+class Joined(Indexed):
     """Items of several sources one after the other, with the source's name as category and before the id."""
 
     def __init__(self, sources: dict[str, Sequence[Example]], index: Index, which: Places) -> None:
-        self._names, self._sources, self.known, self._which = list(sources), sources, index, which
+        super().__init__(index)
+        self._names, self._sources, self._which = list(sources), sources, which
         self._firsts = np.cumsum([0, *map(len, sources.values())])  # where each source begins among all items
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return self.known.ids
-
-    @property
-    def categories(self) -> Sequence[str]:
-        return self.known.categories
-
-    @property
-    def keys(self) -> Marks:
-        return self.known.marks("item")
 
     def size_of(self, name: str) -> int:
         """How many of the items are a source's."""

@@ -91,22 +91,10 @@ class Server:
         model = self._adapter[0] if self._adapter else self._served()
 
         def asked(question: Question) -> list[Answer]:
-            alike = sampling.temperature == 0  # greedy samples are all the same, and vLLM gives but one
-            body = {
-                "model": model,
-                "prompt": question.tokens,
-                "seed": question.seed,
-                "n": 1 if alike else sampling.samples,
-                "temperature": sampling.temperature,
-                "max_tokens": sampling.max_new_tokens,
-                "stop_token_ids": ends,
-                "stop": list(stop),
-                "logprobs": 0,
-                "return_token_ids": True,
-            }
+            body = {"model": model, "prompt": question.tokens, "return_token_ids": True}
+            body |= _parameters(question, sampling, ends, stop)
             choices = sorted(self._post("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
-            answers = [self._answer(choice) for choice in choices]
-            return answers * sampling.samples if alike else answers
+            return _all([self._answer(choice) for choice in choices], sampling)
 
         with ThreadPoolExecutor(self.connections) as pool:
             return list(pool.map(asked, questions))
@@ -200,19 +188,7 @@ class Colocated:
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest  # type: ignore[import-not-found,unused-ignore]
 
-        alike = sampling.temperature == 0
-        parameters = [
-            SamplingParams(
-                n=1 if alike else sampling.samples,
-                seed=question.seed,
-                temperature=sampling.temperature,
-                max_tokens=sampling.max_new_tokens,
-                stop_token_ids=ends,
-                stop=list(stop),
-                logprobs=0,
-            )
-            for question in questions
-        ]
+        parameters = [SamplingParams(**_parameters(question, sampling, ends, stop)) for question in questions]
         adapter = None
         if self._adapter is not None:
             number, folder = self._adapter
@@ -224,8 +200,26 @@ class Colocated:
         finally:
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 self.llm.sleep(level=1)
-        answers = [[_answer(output) for output in sorted(r.outputs, key=lambda output: output.index)] for r in results]
-        return [one * sampling.samples for one in answers] if alike else answers
+        ordered = [sorted(result.outputs, key=lambda output: output.index) for result in results]
+        return [_all([_answer(output) for output in outputs], sampling) for outputs in ordered]
+
+
+def _parameters(question: Question, sampling: Sampling, ends: list[int], stop: list[str]) -> dict[str, Any]:
+    """vLLM's sampling parameters, which have the same names both ways."""
+    return {
+        "n": 1 if sampling.temperature == 0 else sampling.samples,  # greedy samples are all the same, and vLLM gives but one
+        "seed": question.seed,
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_new_tokens,
+        "stop_token_ids": ends,
+        "stop": list(stop),
+        "logprobs": 0,
+    }
+
+
+def _all(answers: list[Answer], sampling: Sampling) -> list[Answer]:
+    """As many answers as were asked for, of those that `_parameters` gave."""
+    return answers * sampling.samples if sampling.temperature == 0 else answers
 
 
 def _answer(output: Any) -> Answer:

@@ -20,8 +20,8 @@ from grpo_exp.rows.marks import Marks
 from grpo_exp.rows.read import Row, line_of, one_line
 
 
-class Stored(Items):
-    """Items with their index."""
+class Indexed(Items):
+    """Items of which an index knows all that is to be known without making them."""
 
     def __init__(self, index: Index) -> None:
         self.known = index
@@ -37,6 +37,10 @@ class Stored(Items):
     @property
     def keys(self) -> Marks:
         return self.known.marks("item")
+
+
+class Stored(Indexed):
+    """Items of one source."""
 
     def only(self, places: Sequence[int] | Places) -> Stored:
         at = np.asarray(places, np.int64)
