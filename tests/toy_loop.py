@@ -15,8 +15,8 @@ from grpo_exp.checkpoint import CheckpointOptions, Checkpoints
 from grpo_exp.experience import Experience
 from grpo_exp.memory import Rows
 from grpo_exp.optim import OptimOptions
+from grpo_exp.preflight.rehearsal import Notebook
 from grpo_exp.stop import StopSignals
-from grpo_exp.track.base import Tracker
 from grpo_exp.train import Trainer
 
 Row = dict[str, Any]
@@ -82,20 +82,6 @@ class Source:
     def load(self, state: Row, tensors: dict[str, torch.Tensor]) -> None: ...
 
 
-class Memory(Tracker):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.notes: list[str] = []
-
-    def metrics(self, row: Row) -> None:
-        self.rows.append(row)
-
-    def note(self, text: str, level: str = "note") -> None:
-        self.notes.append(text)
-
-
 def loop(
     folder: Path,
     algorithm: Algorithm,
@@ -104,12 +90,12 @@ def loop(
     steps: int = 2,
     lr: float = 0.01,
     every: int = 0,
-) -> tuple[Trainer, Memory]:
+) -> tuple[Trainer, Notebook]:
     """The training loop on six rows that are always the same; `every` so many steps it writes a checkpoint."""
     model = policy("llama")
     made = batch(model)
     made = made.with_(advantages=torch.arange(6.0)[:, None].expand_as(made.tokens))  # the row's number
-    tracker = Memory()
+    tracker = Notebook()
     trainer = Trainer(
         model,
         algorithm,
