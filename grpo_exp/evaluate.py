@@ -97,6 +97,7 @@ class Evaluator:
         self.policy, self.engine, self.rewards, self.options, self.rows = policy, engine, rewards, options, rows
         count = min(options.max_items or len(examples), len(examples))
         self.examples = [examples[i] for i in sorted(PromptOrder(examples, seed=0, memory=0).take(count))]
+        self._about = [{"category": example.category, "item": item_key(example)} for example in self.examples]
 
     def __call__(self, step: int) -> Evaluation:
         options = self.options
@@ -111,9 +112,8 @@ class Evaluator:
         with self.rewards.unmoved():
             rewards = self.rewards(rollout.completions(steps=step))
         answers = [self.rewards.outcome_part.answer(text) for text in rollout.texts]
-        about = [{"category": e.category, "item": item_key(e)} for e in self.examples]
         rows = [
-            {"step": step, **about[i // options.samples], **row, "answer": answer}
+            {"step": step, **self._about[i // options.samples], **row, "answer": answer}
             for i, (row, answer) in enumerate(zip(sample_rows(rollout, rewards), answers, strict=True))
         ]
         right = (rewards.outcome > RIGHT_ABOVE).view(-1, options.samples)  # [items, samples]
