@@ -30,6 +30,7 @@ if typing.TYPE_CHECKING:
     from grpo_exp.evaluate import EvalOptions
     from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
+    from grpo_exp.health.options import Health
     from grpo_exp.model import ModelOptions
     from grpo_exp.optim import OptimOptions
     from grpo_exp.rewards.base import RewardSum
@@ -37,7 +38,7 @@ if typing.TYPE_CHECKING:
     from grpo_exp.track import TrackOptions
 
 SECTIONS = (
-    *("algo", "model", "data", "reward", "rollout", "hardware", "eval", "track"),
+    *("algo", "model", "data", "reward", "rollout", "hardware", "eval", "track", "health"),
     *("sweep", "preflight", "experience", "optim", "checkpoint", "objective"),
 )
 """What stands at the root besides the root options: the groups, and six sections of conf/config.yaml."""
@@ -112,6 +113,7 @@ class Config:
     optim: OptimOptions
     checkpoint: CheckpointOptions
     objective: ObjectiveOptions
+    health: Health
     preflight: PreflightOptions | None = None
 
 
@@ -163,6 +165,7 @@ def build(composed: DictConfig, judged: bool = True) -> Config:
         optim=make(OptimOptions, plain["optim"], "optim"),
         checkpoint=make(CheckpointOptions, plain["checkpoint"], "checkpoint"),
         objective=objective,
+        health=_health(plain["health"]),
         preflight=make(PreflightOptions, plain["preflight"], "preflight") if "preflight" in plain else None,
     )
     check(config.model)
@@ -312,6 +315,23 @@ def _reward(options: RewardOptions) -> RewardSum:
     return RewardSum(parts, failures, options.gate, options.normalize)
 
 
+def _health(values: Any) -> Health:
+    """What looks at a run while it goes.
+
+    Raises:
+        ConfigError: no such detector, an option of one is wrong, or a rollback would change nothing.
+    """
+    from grpo_exp.health.base import Detector
+    from grpo_exp.health.options import Health, HealthOptions
+
+    options = make(HealthOptions, values, "health")
+    found: dict[str, Detector] = {}
+    for name, own in options.detectors.items():
+        key = f"health.detectors.{name}"
+        found[name] = make(load_class("grpo_exp.health.detectors", name, Detector, key), own, key)
+    return Health(options.active, options.rollback, found)
+
+
 def _choose(base: type[T], package: str, values: Any, key: str) -> T:
     """An object of the subclass of `base` that `kind` names, in the module of that name."""
     if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
@@ -331,6 +351,8 @@ def option_class(section: str, values: dict[str, Any]) -> type[Any]:
     from grpo_exp.evaluate import EvalOptions
     from grpo_exp.experience import ExperienceOptions
     from grpo_exp.hardware import HardwareOptions
+    from grpo_exp.health.base import Detector
+    from grpo_exp.health.options import HealthOptions
     from grpo_exp.model import ModelOptions
     from grpo_exp.optim import OptimOptions
     from grpo_exp.rewards.base import Reward
@@ -342,6 +364,7 @@ def option_class(section: str, values: dict[str, Any]) -> type[Any]:
         "data": ("grpo_exp.data", DataSource),
         "rollout": ("grpo_exp.rollout", Engine),
         "reward/part": ("grpo_exp.rewards", Reward),
+        "health/detector": ("grpo_exp.health.detectors", Detector),
     }
     if section in kinds:
         package, base = kinds[section]
@@ -353,6 +376,7 @@ def option_class(section: str, values: dict[str, Any]) -> type[Any]:
         "hardware": HardwareOptions,
         "eval": EvalOptions,
         "track": TrackOptions,
+        "health": HealthOptions,
         "experience": ExperienceOptions,
         "sweep": SweepOptions,
         "preflight": PreflightOptions,

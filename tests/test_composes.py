@@ -162,7 +162,7 @@ def test_yaml_and_dataclass_have_the_same_options(group: str, name: str) -> None
 def test_the_root_has_the_same_options() -> None:
     values = OmegaConf.to_container(compose([]), resolve=False)
     assert isinstance(values, dict)
-    groups = {"algo", "model", "data", "reward", "rollout", "hardware", "eval", "track"}
+    groups = {"algo", "model", "data", "reward", "rollout", "hardware", "eval", "track", "health"}
     sections = {"sweep", "preflight", "experience", "optim", "checkpoint", "objective"}
     assert {f.name for f in dataclasses.fields(RootOptions)} == set(values) - groups - sections
     for name in sections:

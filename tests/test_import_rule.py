@@ -36,7 +36,7 @@ LEVELS: list[set[str]] = [
     {"algos.*", "rewards.*", "scoring", "verifier", "styles", "user_code"},
     {
         *("data.*", "rows.*", "prompt_order", "replay"),
-        *("model", "tiny", "policy", "rollout.*", "track.*", "classifier", "checkpoint", "hardware", "stop"),
+        *("model", "tiny", "policy", "rollout.*", "track.*", "health.*", "classifier", "checkpoint", "hardware", "stop"),
         *("memory", "optim", "prompt_length", "lengths", "difficulty"),
     },
     {

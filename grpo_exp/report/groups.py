@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_exp.report.runs import Run
 
-_ASIDE = ("track", "checkpoint", "objective", "hydra")  # where a run is recorded, not what it is
+_ASIDE = ("track", "checkpoint", "objective", "health", "hydra")  # where a run is recorded, not what it is
 _GROUPS = ("algo", "model", "data", "reward", "hardware")
 _MISSING = "–"
 

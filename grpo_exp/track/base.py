@@ -68,6 +68,9 @@ class Tracker:
     def note(self, text: str, level: str = "note") -> None:
         """Something a person should read. `level` is note or warn."""
 
+    def finding(self, row: Row) -> None:
+        """What a health check found, a line of health.jsonl; `row["step"]` is where, `row["since"]` where it began."""
+
     def finish(self, card: Row) -> None:
         """The run ended; `card["status"]` is finished, failed, pruned or stopped. Called exactly once."""
 
@@ -97,6 +100,10 @@ class Trackers(Tracker):
     def note(self, text: str, level: str = "note") -> None:
         for tracker in self.trackers:
             tracker.note(text, level)
+
+    def finding(self, row: Row) -> None:
+        for tracker in self.trackers:
+            tracker.finding(row)
 
     def finish(self, card: Row) -> None:
         """Finish all, also after one of them failed: a full disk must not leave a W&B run open. Raises the first error."""

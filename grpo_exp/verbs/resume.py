@@ -21,7 +21,7 @@ from grpo_exp.earlier import LONGER
 from grpo_exp.errors import InputError, nearest
 
 USAGE = "usage: python -m grpo_exp resume RUN[@STEP] [steps=N ...]; python -m grpo_exp help resume says more"
-SECTIONS = ("hardware", "track", "checkpoint")
+SECTIONS = ("hardware", "track", "checkpoint", "health")
 MAY_CHANGE = (*LONGER, *SECTIONS)
 FORCE = ("force=true", "force=false")
 

@@ -1,0 +1,50 @@
+"""The policy runs away from its reference."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from grpo_exp.health.base import Detector, Seen
+from grpo_exp.health.course import Course
+from grpo_exp.options import option
+
+
+@dataclass
+class KlExplosion(Detector):
+    """The median of the per-token KL is large, or its mean has grown many times over within a window.
+
+    The median counts because a mean of a few enormous tokens is common and harmless (arXiv 2502.13923 and others report it);
+    growth counts because a run that is about to break shows it before the level is high.
+    """
+
+    median: float = option("median KL of a token, in nats, that is too far from the reference", above=0)
+    growth: float = option("the mean KL of a window over that of the window before, from where on it runs away", above=1)
+    floor: float = option("a mean KL below this, in nats a token, is small however fast it grows", above=0)
+    window: int = option("training steps that are looked at together", low=2)
+
+    title = "the KL explodes"
+    metric = "kl/mean"
+    needs = ("kl/mean",)
+
+    def look(self, course: Course) -> Seen | None:
+        both = course.window("kl/mean", 2 * self.window)
+        now = course.window("kl/mean", self.window)
+        if now is None:
+            return None
+        mean, middle = statistics.fmean(now), course.window("kl/median", self.window)
+        typical = statistics.fmean(middle) if middle else 0.0
+        before = statistics.fmean(both[: self.window]) if both else 0.0
+        grows = bool(both) and mean > self.floor and mean > self.growth * before
+        if typical <= self.median and not grows:
+            return None
+        text = f"the KL to the reference is {mean:.3g} nats a token in the mean and {typical:.3g} in the median"
+        if grows:
+            text += f"; over the {self.window} steps before it was {before:.3g}"
+        return Seen(
+            since=course.since("kl/mean", lambda kl: kl > min(self.floor, mean / 2)),
+            text=text,
+            why="the steps are too large for what holds the policy to its reference: the learning rate is high, or beta is low",
+            values={"kl/mean": mean, "kl/median": typical, "before": before},
+            tries=[course.scaled("lr", 1 / 3), course.scaled("beta", 3)],
+        )
