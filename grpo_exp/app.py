@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from grpo_exp.command_line import ROOT, Request, options, parse, read
 from grpo_exp.compose import compose, explain, is_sweep, register, sweep_config
-from grpo_exp.errors import ConfigError, GrpoError, InputError, RunError, Stopped
+from grpo_exp.errors import ConfigError, GrpoError, InputError, RunError, Stopped, Unhealthy
 from grpo_exp.track.wording import said
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class _Jobs:
         watched = settings.mode == RunMode.MULTIRUN and settings.sweeper.get("trial") is not None
         try:
             return run(composed, self.checked)
-        except Stopped as error:
+        except (Stopped, Unhealthy) as error:
             raise _Ended(error) from error
         except InputError as error:
             if watched:  # one point of a space may be impossible; the sweep notes it and goes on

@@ -156,7 +156,7 @@ class Checkpoints:
     def _delete_old(self, now: int) -> None:
         """Later steps are left alone: they are of an earlier run in this folder, and this one has not come so far."""
         done = [step for step in self.steps() if step <= now]
-        kept = set(done[-self.options.keep_last :])
+        kept = {0, *done[-self.options.keep_last :]}  # 0 is only there for a run that may have to go back to its start
         if self.options.keep_best and self.best:
             kept.add(self.best[0])
         for step in done:

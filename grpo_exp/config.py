@@ -233,6 +233,7 @@ def _check_together(config: Config) -> None:
             f"reward.normalize.scale=group: within a group of G={config.root.G} sample every part is normalised to 0. Use G=2 "
             "or more, or reward.normalize.scale=none"
         )
+    config.health.check(config.root.beta)
     _check_weights(config)
     _check_experience(config)
 

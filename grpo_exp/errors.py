@@ -11,6 +11,8 @@
     │   ├── OutOfMemoryError    memory that is too small for a single row
     │   └── CheckpointError     a checkpoint that cannot be written or read
     ├── Pruned              0   a sweep ended the run early because others do better; that is an answer, not a failure
+    ├── Unhealthy           3   a health check ended the run; a checkpoint was written first
+    │   └── RolledBack          the run goes on from an earlier checkpoint with other options; none of it reaches a person
     └── Stopped   128 + signal  a signal asked the run to stop; a checkpoint was written first
 
 Every message says what is wrong, quotes the value, and names the way out. `InputError` is raised before a model loads.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 LONGEST = 900
 
@@ -87,6 +90,18 @@ class Pruned(GrpoError):
     def __reduce__(self) -> tuple[type[Pruned], tuple[float, str]]:
         """How it is made anew in another process: launchers hand errors over."""
         return type(self), (self.objective, str(self))
+
+
+class Unhealthy(GrpoError):
+    """A health check ended the run; raised after the checkpoint was written."""
+
+
+class RolledBack(Unhealthy):
+    """A health check sends the run back, to before the trouble began. `finding` is its line of health.jsonl."""
+
+    def __init__(self, message: str, finding: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.finding = finding
 
 
 class Stopped(GrpoError):

@@ -8,7 +8,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_exp.errors import GrpoError, InputError, Pruned, RunError, Stopped
+from grpo_exp import remedy
+from grpo_exp.errors import GrpoError, InputError, Pruned, RolledBack, RunError, Stopped, Unhealthy
 from grpo_exp.track.files import FileTracker
 from grpo_exp.track.redact import without_secrets
 from grpo_exp.track.wording import lines
@@ -49,7 +50,7 @@ class Record:
         A run that ends early keeps the evaluations it had, so that a report can show it as far as it went.
 
         Raises:
-            RunError: in place of any error but InputError, Pruned, Stopped and KeyboardInterrupt.
+            RunError: in place of any error but InputError, Pruned, Stopped, Unhealthy and KeyboardInterrupt.
         """
         from grpo_exp.card import closing
 
@@ -57,8 +58,12 @@ class Record:
             self.card |= _ending(error)
         if self.trainer is not None:
             self.card |= {"tokens": self.trainer.tokens, **closing(self.trainer.before, self.trainer.after)}
+            self.card["health"] = _brief(self.trainer.monitor.found)
+            if isinstance(error, RolledBack):
+                steps = self.trainer.checkpoints.steps()
+                self.card["rollbacks"] = remedy.recorded(self.card, error.finding, steps, self.config)
         self.card["wall_seconds"] = round(time.perf_counter() - self.started, 2)
-        if not isinstance(error, Exception) or isinstance(error, (InputError, Pruned, Stopped)):
+        if not isinstance(error, Exception) or isinstance(error, (InputError, Pruned, Stopped, Unhealthy)):
             if self.tracker is not None:
                 self.tracker.finish(self.card)
             return
@@ -85,10 +90,15 @@ class Record:
         return f"the run failed: {type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
+def _brief(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The findings in a line each: where they began and were found, and what was done."""
+    return {name: {key: row[key] for key in ("since", "step", "action", "title")} for name, row in found.items()}
+
+
 def _ending(error: BaseException) -> dict[str, Any]:
     """What run.json says of an error that ended the run."""
     if isinstance(error, Pruned):
         return {"status": "pruned", "objective": error.objective, "reason": str(error)}
     message = str(error) if isinstance(error, GrpoError) else f"{type(error).__name__}: {error}"
-    status = "stopped" if isinstance(error, (Stopped, KeyboardInterrupt)) else "failed"
+    status = "stopped" if isinstance(error, (Stopped, Unhealthy, KeyboardInterrupt)) else "failed"
     return {"status": status, "error": message, "error_type": type(error).__name__}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_exp import config as configuration
-from grpo_exp import earlier
-from grpo_exp.errors import ConfigError, DataError, ModelError, nearest
+from grpo_exp import earlier, remedy
+from grpo_exp.errors import ConfigError, DataError, ModelError, Pruned, RolledBack, Unhealthy, nearest
 
 if TYPE_CHECKING:
     from grpo_exp.batch import Example
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from grpo_exp.evaluate import HeldOut
     from grpo_exp.experience import Source
     from grpo_exp.hardware import Machine
+    from grpo_exp.health.monitor import Monitor
     from grpo_exp.memory import Rows
     from grpo_exp.policy import Policy
     from grpo_exp.stop import StopSignals
@@ -42,45 +44,54 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
     Raises:
         InputError: before the model loads where possible; a folder in which nothing was written is removed.
         RunError: afterwards; run.json says status failed, the traceback is in the folder's error.txt.
+        Unhealthy: a health check ended it, after a checkpoint; Pruned in its place in a sweep.
         Stopped: on a signal, after a checkpoint.
     """
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     try:
         config = config or configuration.build(composed)
-        plain = configuration.anchored(configuration.resolved(composed))
-        for section in configuration.BEFORE_A_RUN:  # how trials are run is no part of what is run
-            plain.pop(section, None)
-        secrets = configuration.secret_values(composed)
         if hydra.mode == RunMode.MULTIRUN and config.track.group is None:
             config.track.group = Path(hydra.sweep.dir).name
         if hydra.mode == RunMode.MULTIRUN and config.track.job_type == "train":
             config.track.job_type = config.algo.name
-        before = earlier.find(folder, plain, secrets)
-        if before.finished:
-            return _nothing_to_do(folder, before)
-        trial = _trial(hydra, config)
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed: an item of a ListConfig would be resolved
         words = [word for word in task if not word.startswith("sweep.")]
-        number = hydra.sweeper.get("trial") if trial else None
-        return train(config, plain, secrets, folder, trial or _unwatched, words, number, before)
+        return go_on(config, composed, folder, words, trial=partial(_trial, hydra, config))
     finally:
         _remove_if_empty(folder)
 
 
 def go_on(
-    config: Config, composed: DictConfig, folder: Path, words: Sequence[str], back_to: int | None = None, force: bool = False
+    config: Config,
+    composed: DictConfig,
+    folder: Path,
+    words: Sequence[str],
+    back_to: int | None = None,
+    force: bool = False,
+    trial: Callable[[], Trial | None] = lambda: None,
 ) -> float | None:
-    """Train on in the folder of a run, outside of Hydra: from its newest checkpoint, or `back_to` that of a step in a new
-    branch; with `force` also with other options.
+    """Train on in a folder, where there is nothing yet from the start: from its newest checkpoint, or `back_to` that of a step
+    in a new branch; with `force` also with other options. Where its health checks send the run back, it goes on from there.
+
+    `trial` is asked for the trial of a sweep that the run is, once there is something to do.
 
     Raises: as `run`.
     """
-    plain, secrets = configuration.anchored(configuration.resolved(composed)), configuration.secret_values(composed)
-    before = earlier.find(folder, plain, secrets, back_to, force)
-    if before.finished:
-        return _nothing_to_do(folder, before)
-    return train(config, plain, secrets, folder, _unwatched, words, before=before)
+    while True:
+        now = remedy.applied(composed, folder)
+        mine = config if now is composed else replace(configuration.build(now), track=config.track)
+        plain, secrets = configuration.anchored(configuration.resolved(now)), configuration.secret_values(now)
+        for section in configuration.BEFORE_A_RUN:  # how trials are run is no part of what is run
+            plain.pop(section, None)
+        waiting = remedy.pending(folder)
+        before = earlier.find(folder, plain, secrets, back_to if waiting is None else waiting, force or waiting is not None)
+        if before.finished:
+            return _nothing_to_do(folder, before)
+        try:
+            return train(mine, plain, secrets, folder, words, trial(), before)
+        except RolledBack:
+            back_to, force = None, False  # run.json says where to
 
 
 def _nothing_to_do(folder: Path, before: Earlier) -> float | None:
@@ -95,20 +106,25 @@ def train(
     plain: dict[str, Any],
     secrets: set[str],
     folder: Path,
-    hook: Hook,
     words: Sequence[str] = (),
-    trial: int | None = None,
+    trial: Trial | None = None,
     before: Earlier = earlier.NOTHING,
 ) -> float | None:
     """Load, train, evaluate and write everything into `folder`; returns the objective.
 
-    `hook` is called with (step, objective) after each evaluation; `words` are the overrides and `trial` the
-    number in a sweep, for the run card; `before` is what an earlier call left in the folder, to go on with.
+    `words` are the overrides, for the run card; `trial` is the one of a sweep that the run is; `before` is what an earlier call
+    left in the folder, to go on with.
+
+    Raises:
+        Pruned: in a sweep, also where a health check ends the run.
+        Unhealthy, RolledBack: otherwise.
     """
     from grpo_exp import branch, lengths, track
     from grpo_exp import card as cards
     from grpo_exp.checkpoint import Checkpoints
+    from grpo_exp.explained import explainer
     from grpo_exp.hardware import prepare
+    from grpo_exp.health.monitor import Monitor
     from grpo_exp.policy import Policy
     from grpo_exp.preflight.first_look import FirstLook
     from grpo_exp.record import Record
@@ -125,6 +141,9 @@ def train(
             check_reward(config, data.train, config.algo.online)
             machine = prepare(config.hardware, config.model.dtype)
             tracker = track.build(config.track, folder)
+            looking = config.health.looking(remedy.used_up(before.card, config.health.rollback.times))
+            monitor = Monitor(looking, folder, explainer(config.reward))
+            tracker.trackers.insert(1, monitor)  # behind the files, from which it recalls what a run that goes on has shown
             if config.preflight is not None and config.preflight.notes:
                 tracker.trackers.append(FirstLook(config, config.preflight, tracker.note))
             policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
@@ -143,13 +162,20 @@ def train(
         if before.back_to is not None:
             card["branch"] = branch.begin(folder, before.card, before.back_to) | {"changed": before.forced}
         if trial is not None:
-            card["trial"] = trial
+            card["trial"] = trial.number
         record.open(tracker, card, redact(plain, secrets))
-        trainer = assemble(config, data, policy, tracker, checkpoints, rows, hook, stop)
+        hook = _unwatched if trial is None else trial.hook
+        trainer = assemble(config, data, policy, tracker, checkpoints, rows, hook, stop, monitor)
         record.trainer = trainer
         for note in [*policy.notes, *notes]:
             tracker.note(note, "warn")
-        result = trainer.run(before.state, bool(before.forced))
+        try:
+            result = trainer.run(before.state, bool(before.forced))
+        except Unhealthy as error:
+            if trial is None or isinstance(error, RolledBack):
+                raise
+            value = trainer.objective()
+            raise Pruned(math.nan if value is None else value, f"pruned by a health check: {error}") from error
         _export(config, policy, folder)
         record.close(result)
     return result.objective
@@ -162,11 +188,14 @@ def _continue(card: dict[str, Any], before: Earlier) -> list[str]:
     progress = before.state.progress
     card |= {"resumed_from": progress["step"], "resumed_evaluation": progress["evaluated"]}
     card |= {"branch": before.card["branch"]} if "branch" in before.card else {}
+    card |= {"rollbacks": remedy.done(before.card)} if before.card.get("rollbacks") else {}
     card["overrides"] = (before.card.get("overrides") or {}) | card["overrides"]
     changed = earlier.differences(before.card, card)
     notes = [*before.notes, *([f"not bit for bit the run that it was: {'; '.join(changed[:4])}"] if changed else [])]
     if before.forced:
-        notes.append(f"forced to go on from step {progress['step']} with other options: {'; '.join(before.forced)}")
+        sent = remedy.reason(before.card)
+        told = f"{sent}; it goes on" if sent else "forced to go on"
+        notes.append(f"{told} from step {progress['step']} with other options: {'; '.join(before.forced)}")
     if any(change.startswith(MEASURED) for change in before.forced):  # what was measured before says nothing about it
         progress |= {"before": None, "after": None, "evaluated": -1}
         card["resumed_evaluation"] = progress["step"] - 1
@@ -198,14 +227,23 @@ def _unwatched(step: int, objective: float) -> None:
     """The hook of a run that no sweep watches."""
 
 
-def _trial(hydra: Any, config: Config) -> Hook | None:
-    """What tells a sweep how the run is doing, where the run is one of a sweep's trials; it raises Pruned to end the run."""
+@dataclass(frozen=True)
+class Trial:
+    """The trial of a sweep that a run is: its number, and what tells the sweep how it is doing, raising Pruned to end it."""
+
+    number: int
+    hook: Hook
+
+
+def _trial(hydra: Any, config: Config) -> Trial | None:
+    """The trial, where the run is one of a sweep's."""
     if hydra.mode != RunMode.MULTIRUN or hydra.sweeper.get("trial") is None:
         return None
     from grpo_exp.sweep.trial import Reporter
 
     url = hydra.sweeper.get("storage")
-    return Reporter(Path(hydra.sweep.dir), hydra.sweeper.trial, config.root.seed, config.root.steps, url)
+    number = hydra.sweeper.trial
+    return Trial(number, Reporter(Path(hydra.sweep.dir), number, config.root.seed, config.root.steps, url))
 
 
 def _by_key(words: Sequence[str]) -> dict[str, str]:
@@ -222,6 +260,7 @@ def assemble(
     rows: dict[str, Rows],
     hook: Hook,
     stop: StopSignals,
+    monitor: Monitor,
 ) -> Trainer:
     """The trainer with all it needs."""
     from grpo_exp.train import Trainer
@@ -246,6 +285,7 @@ def assemble(
         objective=config.objective.metric,
         hook=hook,
         stop=stop,
+        monitor=monitor,
     )
 
 

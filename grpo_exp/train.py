@@ -16,9 +16,10 @@ from grpo_exp import dump
 from grpo_exp.algos.base import Algorithm
 from grpo_exp.batch import Rewards, TokenBatch
 from grpo_exp.checkpoint import Checkpoints, State
-from grpo_exp.errors import CheckpointError, NumericsError, Stopped
+from grpo_exp.errors import CheckpointError, NumericsError, RolledBack, Stopped, Unhealthy
 from grpo_exp.evaluate import Evaluation, HeldOut
 from grpo_exp.experience import DROPOUT_STREAM, Experience, Source
+from grpo_exp.health.monitor import Monitor
 from grpo_exp.learner import Learner, seed_of
 from grpo_exp.memory import Rows, peak_gib
 from grpo_exp.metrics import RIGHT_ABOVE, Metrics
@@ -63,11 +64,13 @@ class Trainer:
         objective: str,
         hook: Hook,
         stop: StopSignals,
+        monitor: Monitor,
     ) -> None:
+        """`monitor` is among the trackers too, where it hears what it judges."""
         self.policy, self.algorithm, self.source, self.evaluator = policy, algorithm, source, evaluator
         self.tracker, self.checkpoints, self.steps, self.seed, self.rows = tracker, checkpoints, steps, seed, rows
         self.max_tokens = max_tokens or math.inf
-        self.objective_name, self.hook, self.stop = objective, hook, stop
+        self.objective_name, self.hook, self.stop, self.monitor = objective, hook, stop, monitor
         self.optimizer = Optimizer(policy, optim, lr, steps)
         self.learner = Learner(
             policy, algorithm, self.optimizer, rows["update_rows"], seed=seed, temperature=temperature, tell=self._warn
@@ -87,6 +90,8 @@ class Trainer:
 
         Raises:
             Stopped: a signal came; the checkpoint of the last finished step is written.
+            Unhealthy: a health check ended it; the checkpoint of the step is written.
+            RolledBack: a health check sends it back to an earlier checkpoint.
             NumericsError: losses, gradients or weights are not finite.
             OutOfMemoryError: not even a single row fits.
         """
@@ -95,14 +100,17 @@ class Trainer:
         done = 0 if state is None else self._restore(state, forced)
         if self.evaluator and state is None and self.evaluator.options.start:
             self._evaluate(0)
-        elif state is not None and self._evaluates(done) and self.evaluated != done:  # a signal came in the middle of it
+        elif done and self._evaluates(done) and self.evaluated != done:  # a signal came in the middle of it
             self._evaluate(done, f"in the evaluation after step {done}, whose checkpoint is there")
-            self.checkpoints.rate(done, self._objective())
+            self.checkpoints.rate(done, self.objective())
+        if state is None and self.monitor.may_roll_back:
+            self._save(0)
         for step in range(done + 1, self.steps + 1):
             self.step(step)
             with contextlib.suppress(Stopped):  # in the middle of an evaluation, which the resumed run does first
                 if self._evaluates(step):
                     self._evaluate(step)
+            self._heed(step)
             if self.stop():
                 self._save(step)
                 raise self.stop.stopped(f"after step {step}; its checkpoint is written")
@@ -110,7 +118,7 @@ class Trainer:
                 self._save(step)
             if self._last(step):
                 break
-        return Result(self._objective(), self.tokens, self.before, self.after)
+        return Result(self.objective(), self.tokens, self.before, self.after)
 
     def _last(self, step: int) -> bool:
         return step >= self.steps or self.tokens >= self.max_tokens
@@ -183,6 +191,24 @@ class Trainer:
             where = dump.write(folder, batch, self.policy, self.source.examples, about)
             raise NumericsError(f"{error}. {where}") from error
 
+    def _heed(self, step: int) -> None:
+        """Record what the health checks find, and end the run where one of the findings asks for that.
+
+        Raises:
+            Unhealthy, RolledBack: one does.
+        """
+        found = [finding.row() for finding in self.monitor.look()]
+        for row in found:
+            self.tracker.finding(row)
+        worst = next((row for action in ("rollback", "stop") for row in found if row["action"] == action), None)
+        if worst is None:
+            return
+        told = f"step {step}: {worst['title']}, since step {worst['since']}"
+        if worst["action"] == "rollback":
+            raise RolledBack(told, worst)
+        self._save(step)
+        raise Unhealthy(f"{told}; its checkpoint is written. The same command goes on from it all the same")
+
     # ---- evaluation, records, checkpoints
 
     def _evaluate(self, step: int, when: str = NOTHING_TO_KEEP) -> None:
@@ -200,11 +226,11 @@ class Trainer:
             metrics["gap/train_minus_eval"] = sum(self.train_outcomes) / len(self.train_outcomes) - metrics["eval/pass@1"]
         self._row("eval", step, metrics)
         self.tracker.evaluations(evaluation.rows)
-        objective = self._objective()
+        objective = self.objective()
         if objective is not None:
             self.hook(step, objective)
 
-    def _objective(self) -> float | None:
+    def objective(self) -> float | None:
         """The newest value of the metric that the run is judged by."""
         return self.after.metrics.get(self.objective_name) if self.after else None
 
@@ -270,4 +296,4 @@ class Trainer:
         }
         state = State(weights, self.optimizer.state(), progress, self.source.tensors())
         # An objective measured at another step says nothing about these weights.
-        self.checkpoints.save(step, state, self._objective() if self.evaluated == step else None)
+        self.checkpoints.save(step, state, self.objective() if self.evaluated == step else None)

@@ -48,6 +48,8 @@ LEVELS: list[set[str]] = [
         "branch",
         "earlier",
         "record",
+        "remedy",
+        "explained",
         "card",
         "subject",
         "app",

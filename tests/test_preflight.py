@@ -18,6 +18,7 @@ from grpo_exp.command_line import options, read
 from grpo_exp.compose import compose
 from grpo_exp.config import Config, build
 from grpo_exp.hardware import prepare
+from grpo_exp.health.monitor import Monitor
 from grpo_exp.policy import Policy
 from grpo_exp.preflight import cost
 from grpo_exp.preflight.base import Finding
@@ -271,7 +272,7 @@ def trainer(name: str, reward: Path) -> tuple[Trainer, Notebook]:
         policy.attach_critic(made.algo.critic)
     data = fit_prompts(made, data, policy)
     notebook, rows = Notebook(), rows_at_once(made, policy, machine, data.train)
-    return assemble(made, data, policy, notebook, None, rows, lambda *_: None, StopSignals()), notebook  # type: ignore[arg-type]
+    return assemble(made, data, policy, notebook, None, rows, lambda *_: None, StopSignals(), Monitor({})), notebook  # type: ignore[arg-type]
 
 
 def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

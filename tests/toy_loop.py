@@ -13,6 +13,7 @@ from grpo_exp.algos.base import Algorithm
 from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.checkpoint import CheckpointOptions, Checkpoints
 from grpo_exp.experience import Experience
+from grpo_exp.health.monitor import Monitor
 from grpo_exp.memory import Rows
 from grpo_exp.optim import OptimOptions
 from grpo_exp.preflight.rehearsal import Notebook
@@ -113,5 +114,6 @@ def loop(
         objective="eval/pass@1",
         hook=lambda step, value: None,
         stop=StopSignals(),
+        monitor=Monitor({}),
     )
     return trainer, tracker

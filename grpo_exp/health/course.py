@@ -82,6 +82,13 @@ class Course:
         values = self.train.get(name, ())
         return [value for _, value in values[-count:]] if len(values) >= count else None
 
+    def within(self, name: str, steps: int, before: int = 0) -> list[float]:
+        """The values of a training metric in the newest `steps` steps, or in as many that end `before` steps ago; a metric that
+        is not measured in every step has fewer."""
+        last = self.step - before
+        newest = self.train.get(name, ())[-(steps + before) :]
+        return [value for step, value in newest if last - steps < step <= last]
+
     def start(self, name: str, count: int) -> list[float] | None:
         """The first `count` values of a training metric; None while there are fewer."""
         values = self.train.get(name, ())

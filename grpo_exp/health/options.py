@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo_exp.errors import ConfigError
 from grpo_exp.health.base import Detector
 from grpo_exp.options import option
 
@@ -34,3 +35,21 @@ class Health:
     active: bool
     rollback: RollbackOptions
     detectors: dict[str, Detector]
+
+    def looking(self, last: bool) -> dict[str, Detector]:
+        """The detectors that look. `last`: the run was sent back as often as it may be, so that what would is stopped."""
+        if not self.active:
+            return {}
+        spent = {name: replace(one, action="stop") for name, one in self.detectors.items() if one.action == "rollback"}
+        return self.detectors | (spent if last else {})
+
+    def check(self, beta: float) -> None:
+        """Raise ConfigError where a rollback would only do the same again."""
+        options = self.rollback
+        names = [name for name, one in self.detectors.items() if one.action == "rollback"]
+        if self.active and names and options.lr_factor == 1 and (options.beta_factor == 1 or beta == 0):
+            raise ConfigError(
+                f"health.detectors.{names[0]}.action=rollback: health.rollback.lr_factor=1 and "
+                f"beta_factor={options.beta_factor:g} with beta={beta:g} change nothing, so the same would come again. "
+                "Set health.rollback.lr_factor=0.5"
+            )

@@ -146,6 +146,7 @@ def _rehearse(
 ) -> rehearsal.Rehearsal:
     """The first steps of the run, undone."""
     from grpo_exp.checkpoint import Checkpoints
+    from grpo_exp.health.monitor import Monitor
     from grpo_exp.run import assemble
     from grpo_exp.track.base import Trackers
 
@@ -153,7 +154,7 @@ def _rehearse(
     assert options is not None
     notebook = rehearsal.Notebook()
     nowhere = Checkpoints(Path("checkpoints"), config.checkpoint, True)  # in which nothing is ever written
-    trainer = assemble(config, data, policy, Trackers([notebook]), nowhere, rows, lambda *_: None, stop)
+    trainer = assemble(config, data, policy, Trackers([notebook]), nowhere, rows, lambda *_: None, stop, Monitor({}))
     return rehearsal.rehearse(trainer, notebook, options.steps)
 
 

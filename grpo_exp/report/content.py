@@ -20,6 +20,7 @@ from grpo_exp.track import wording
 FINAL = ("reward/mean", "reward/group_std", "kl/mean", "kl/k3", "length/mean", "entropy/mean", "dpo/accuracy", "eval/pass@1")
 """What is shown of each run as one number besides its objective: of training, the median of the last ten steps."""
 SAMPLES = 8  # shown of each side
+FINDINGS = 300  # over all runs
 TEXT = 1200  # characters kept of a prompt or a completion
 LABEL = 300
 DIFFERENCES = 200  # keys
@@ -49,6 +50,7 @@ def content(result: Comparison) -> dict[str, Any]:
         "table": _table(result),
         "studies": studies,
         "effects": [] if studies else _effects(shown, by),
+        "findings": _findings(runs),
         "samples": _samples(result),
         "differences": _differences(runs),
     }
@@ -133,6 +135,24 @@ def _effects(shown: Sequence[dict[str, Any]], by: Sequence[str]) -> list[tuple[s
         if len(means) > 1:
             effects.append((key, max(means) - min(means)))
     return effects
+
+
+def _findings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What health checks found in the runs, `run` being the index of each."""
+    found = [(index, run, row) for index, run in enumerate(runs) for row in run.findings]
+    return [
+        {
+            "run": index,
+            "label": _cut(run.label, LABEL),
+            "title": _cut(row["title"], LABEL),
+            "since": number(row["since"]),
+            "step": number(row.get("step")),
+            "metric": _cut(str(row.get("metric", "")), LABEL),
+            "text": _cut(f"{row.get('text', '')}. {row.get('why', '')}", TEXT),
+            "tries": _cut(" or ".join(map(str, row.get("tries") or [])), LABEL),
+        }
+        for index, run, row in found[:FINDINGS]
+    ]
 
 
 def _samples(result: Comparison) -> list[dict[str, Any]]:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from grpo_exp.errors import InputError
+from grpo_exp.errors import DataError, InputError
 from grpo_exp.report import lines
 from grpo_exp.report.items import Items, read_items
 from grpo_exp.stats import Interval
-from grpo_exp.track.files import read_yaml
+from grpo_exp.track.files import read_jsonl, read_yaml
 from grpo_exp.track.wording import is_number
 
 MARKS = ("run.json", "metrics.jsonl", "trial.json", "error.txt")
@@ -167,6 +167,15 @@ class Run:
     @cached_property
     def _last_items(self) -> Items | None:
         return read_items(self.folder / "eval.jsonl", None)
+
+    @cached_property
+    def findings(self) -> list[lines.Row]:
+        """What health checks found in it, lines of health.jsonl; none where the file is not there or is damaged."""
+        try:
+            rows = list(read_jsonl(self.folder / "health.jsonl"))
+        except DataError:
+            return []
+        return [row for row in rows if isinstance(row.get("title"), str) and number(row.get("since")) is not None]
 
     def samples(self) -> list[lines.Row]:
         """The training samples of the last step that has any."""

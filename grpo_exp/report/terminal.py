@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Settings in the table, and runs in the list of failures; --csv and --json have all."""
+NAMED = 3
+"""Runs named beside what was found in them."""
+FOUND = "found by health checks (health.jsonl in a run's folder says why, and what to try):"
 PLAIN_WIDTH = 100
 _GIVEN_UP = ("length", "tokens", "time", "KL")  # columns left out first where the terminal is narrow
 
@@ -57,6 +60,8 @@ def plain(comparison: Comparison, width: int = PLAIN_WIDTH) -> Iterator[str]:
             *columns([["  " + name, reason] for name, reason in failed])[:SHOWN],
             *_more(len(failed)),
         )
+    if found := findings(comparison):
+        yield from ("", FOUND, *columns([["  " + title, where] for title, where in found]))
 
 
 def heading(comparison: Comparison) -> list[str]:
@@ -116,6 +121,16 @@ def failures(comparison: Comparison) -> list[tuple[str, str]]:
     return [(clean(_together(runs)), reason) for reason, runs in by_reason.items()]
 
 
+def findings(comparison: Comparison) -> list[tuple[str, str]]:
+    """(title, runs with the step it began at) of what health checks found, what most runs show first."""
+    by_title: dict[str, list[str]] = {}
+    for run in comparison.runs:
+        for row in run.findings:
+            by_title.setdefault(clean(row["title"]), []).append(f"{clean(run.label)} from step {row['since']:g}")
+    ordered = sorted(by_title.items(), key=lambda pair: -len(pair[1]))
+    return [(t, ", ".join(w[:NAMED]) + (f" and {len(w) - NAMED} more" if len(w) > NAMED else "")) for t, w in ordered]
+
+
 def _status(s: Standing) -> str:
     """`finished`, or `2 of 3 finished`."""
     done = sum(run.status == "finished" for run in s.group.runs)
@@ -165,6 +180,10 @@ def _rich(comparison: Comparison, console: Console) -> None:
             console.print(Padding(Text.assemble((name, "yellow"), "  ", reason), (0, 0, 0, 1)))
         for line in _more(len(failed)):
             console.print(Text(line, style="dim"))
+    if found := findings(comparison):
+        console.print(Text(f"\n {FOUND}", style="bold yellow"))
+        for title, where in found:
+            console.print(Padding(Text.assemble((title, "yellow"), "  ", where), (0, 0, 0, 1)))
 
 
 def _fitting(comparison: Comparison, width: int) -> Table:

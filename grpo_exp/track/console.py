@@ -60,6 +60,8 @@ class ConsoleTracker(Tracker):
         if self.brief:
             return  # the sweep has said what is varied, and run.json says the rest
         lines = card_lines(card)
+        if card.get("rollbacks") and card.get("resumed_from") is not None:  # the screen has the rest above
+            lines = [line for line in lines if line[0] in ("run", "options")]
         if self.console is None:
             self._pairs(lines, self.width)
             self._line("")
@@ -108,6 +110,14 @@ class ConsoleTracker(Tracker):
                 True,
             )
 
+    def finding(self, row: Row) -> None:
+        if self.mode == "quiet" and row["action"] == "note":
+            return
+        for i, line in enumerate(wording.finding_lines(row)):
+            margin = "" if i == 0 else "    "
+            for folded in _fold(line, self.width - len(margin)):
+                self._line(margin + folded, "yellow" if i == 0 else "", True)
+
     def finish(self, card: Row) -> None:
         self._stop_live()
         if not self.brief:
@@ -116,7 +126,10 @@ class ConsoleTracker(Tracker):
         self._line(wording.status_line(card), "bold green" if good else "bold yellow")
         if card.get("error"):
             self._line(wording.clean(card["error"]), "red")
-        if self.brief:
+        back = wording.sent_back(card)
+        if back:
+            self._line(back, "yellow")
+        if self.brief or back:
             return
         if self.console is not None and len(self._rewards) > 1:
             tenth = max(1, len(self._rewards) // 10)

@@ -17,7 +17,7 @@ from grpo_exp.track.base import Row, Tracker
 from grpo_exp.track.redact import hidden, redact
 
 FIRST_KEYS = ("step", "kind", "tokens", "seconds")
-ROW_FILES = ("metrics.jsonl", "samples.jsonl", "eval.jsonl")
+ROW_FILES = ("metrics.jsonl", "samples.jsonl", "eval.jsonl", "health.jsonl")
 RECORDS = ("run.json", "config.yaml", "curves.png", "error.txt", *ROW_FILES)
 """What a run leaves besides checkpoints, export and W&B's files."""
 NOTES_KEPT = 200
@@ -26,7 +26,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FileTracker(Tracker):
-    """Writes run.json, config.yaml, metrics.jsonl, samples.jsonl and eval.jsonl.
+    """Writes run.json, config.yaml, metrics.jsonl, samples.jsonl, eval.jsonl and health.jsonl.
 
     run.json is replaced as a whole (temporary file, fsync, rename), so that it is never half a file. Rows are appended
     with one unbuffered write each: a killed process loses none, a power cut or full disk at most the last.
@@ -64,6 +64,9 @@ class FileTracker(Tracker):
 
     def evaluations(self, rows: Sequence[Row]) -> None:
         append(self.folder / "eval.jsonl", rows)
+
+    def finding(self, row: Row) -> None:
+        append(self.folder / "health.jsonl", [row])
 
     def note(self, text: str, level: str = "note") -> None:
         if len(self._notes) < NOTES_KEPT:

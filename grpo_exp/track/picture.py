@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A4C93", "#555555")
-INK, QUIET, _GRID = "#222222", "#777777", "#E6E6E6"
+INK, QUIET, ALARM, _GRID = "#222222", "#777777", "#C0392B", "#E6E6E6"
 _STYLES = ("-", "--", ":")
 _FEW = 40  # points up to which a line shows each of them
 
@@ -88,7 +88,7 @@ class PictureTracker(Tracker):
 
 
 def draw(folders: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> Path | None:
-    """Draw the runs in `folders` over one another into `out` (PNG, SVG or PDF by its ending).
+    """Draw the runs in `folders` over one another into `out` (PNG, SVG or PDF by its ending); a single one with its findings.
 
     Returns:
         `out`, or None where no run has two values of anything yet.
@@ -100,12 +100,13 @@ def draw(folders: Sequence[Path], out: Path, labels: Sequence[str] | None = None
     if len(names) != len(folders):
         raise DataError(f"draw: {len(names)} labels for {len(folders)} folders; give one each")
     runs = [list(read_jsonl(folder / "metrics.jsonl")) for folder in folders]
+    findings = list(read_jsonl(found)) if len(folders) == 1 and (found := folders[0] / "health.jsonl").exists() else []
     panels = _choose(runs)
     if not panels:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as a letter of a run's name that the font lacks
-        figure = _figure(runs, names, panels)
+        figure = _figure(runs, names, panels, findings)
         figure.savefig(out, dpi=130, facecolor="white")
     return out
 
@@ -128,7 +129,7 @@ def _choose(runs: Sequence[Sequence[Row]]) -> list[Panel]:
     return panels[:6]
 
 
-def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequence[Panel]) -> Figure:
+def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequence[Panel], findings: Sequence[Row]) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -148,6 +149,7 @@ def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequenc
         ax.set_xlim(-0.02 * last, 1.02 * last)
         for colour, rows in enumerate(runs):
             _curves(ax, panel, metrics, rows, COLOURS[colour % len(COLOURS)], several=len(runs) > 1)
+        mark(ax, [row for row in findings if row["metric"] in dict(panel.metrics)])
         _key(ax, metrics, several=len(runs) > 1)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
@@ -161,6 +163,22 @@ def _figure(runs: Sequence[Sequence[Row]], names: Sequence[str], panels: Sequenc
         handles = [Line2D([], [], color=COLOURS[i % len(COLOURS)], lw=2.5, label=literal(n)) for i, n in enumerate(names)]
         figure.legend(handles=handles, loc="outside upper left", ncols=min(4, len(names)), frameon=False, fontsize=10)
     return figure
+
+
+def mark(ax: Axes, findings: Sequence[Row]) -> None:
+    """Where health checks found that something began, and what."""
+    for i, row in enumerate(findings):
+        ax.axvline(row["since"], color=ALARM, lw=1.2, ls=(0, (3, 2)))
+        ax.annotate(
+            literal(str(row["title"])),
+            (row["since"], 0.97 - 0.09 * i),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=8,
+            color=ALARM,
+            va="top",
+        )
 
 
 def decorate(ax: Axes, title: str, names: Sequence[str], share: bool) -> None:

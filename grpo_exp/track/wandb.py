@@ -24,7 +24,7 @@ from grpo_exp.track.base import Row, Tracker, TrackOptions, Warn
 from grpo_exp.track.files import plain, read_jsonl, read_object
 from grpo_exp.track.login import base_url, choose_mode, reachable
 from grpo_exp.track.redact import hidden, redact
-from grpo_exp.track.wording import is_number, part
+from grpo_exp.track.wording import finding_lines, is_number, part
 
 # W&B's client itself reports 255 when Ctrl-C ends a script, and the server shows that as killed, not failed.
 EXIT_CODES = {"finished": 0, "pruned": 0, "failed": 1, "stopped": 255}
@@ -89,6 +89,15 @@ class WandbTracker(Tracker):
         if every and step >= self._tables_from:
             self._tables_from = (step // every + 1) * every
             self._send_table()
+
+    def finding(self, row: Row) -> None:
+        """An alert, which W&B mails or posts where its user asked for that, and where it began in the summary."""
+        if self.run is None:
+            return
+        level = "INFO" if row["action"] == "note" else "WARN"
+        text = redact("\n".join(finding_lines(row)))
+        self._try("sending an alert", lambda: self.run.alert(title=str(row["title"]), text=text, level=level))
+        self.summarize({f"health/{row['detector']}": row["since"]})
 
     def summarize(self, values: Row) -> None:
         """Put values into the run's summary."""

@@ -233,3 +233,26 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def _escape(char: str) -> str:
     code = ord(char)
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def sent_back(card: Mapping[str, Any]) -> str:
+    """Where a run is sent that its health checks ended, and what changes; empty where they did not send it back."""
+    waiting = [one for one in card.get("rollbacks") or [] if not one["done"]]
+    if not waiting:
+        return ""
+    changes = ", ".join(f"{key} {short(old)} -> {short(new)}" for key, (old, new) in waiting[-1]["changes"].items())
+    return f"back to step {short(waiting[-1]['to'])}, with {changes}; what came after it is kept in a folder earlier-N"
+
+
+def finding_lines(row: Mapping[str, Any]) -> list[str]:
+    """What a health check found, a line of health.jsonl: what and since when, why, what to try, and samples that show it."""
+    lines = [
+        f"health: {clean(row['title'])} since step {short(row['since'])}: {clean(row['text'])}",
+        f"why: {clean(row['why'])}",
+    ]
+    if row.get("tries"):
+        lines.append(f"try: {' or '.join(clean(word) for word in row['tries'])}")
+    for sample in row.get("samples") or []:
+        said = f"  ({clean(sample['said'])})" if sample.get("said") else ""
+        lines.append(f"e.g. {cut(clean(sample.get('completion', '')), 160)}{said}")
+    return lines

@@ -123,13 +123,37 @@ function traces(metric) {
       });
     }
   }
+  data.push(...marks(metric, form));
   return data;
+}
+
+/** Where health checks found that something began: a triangle on the run's own curve, or on the axis where it is averaged. */
+function marks(metric, form) {
+  const shown = new Set(view.shown().flatMap((group) => group.runs.map((run) => run.index)));
+  return DATA.findings
+    .filter((found) => found.metric === metric && shown.has(found.run))
+    .map((found) => {
+      const run = DATA.runs[found.run],
+        [x, y] = points(run, metric, curves.axis),
+        part = metric in run.train.m ? run.train : run.eval,
+        at = part.step.findIndex((step) => step >= found.since),
+        place = at < 0 ? null : part[curves.axis][at],
+        i = x.findIndex((value) => value >= place);
+      return {
+        x: [place],
+        y: [i < 0 ? null : y[i]],
+        type: "scatter",
+        mode: "markers",
+        marker: { symbol: "triangle-down", size: 12, color: css("--bad"), line: { width: 1, color: css("--surface") } },
+        hovertemplate: `${plain(found.title)}<br>${plain(shorten(found.label, 70))} from step ${found.since}<extra></extra>`,
+      };
+    });
 }
 
 function curvesSection() {
   if (!DATA.metrics.length) return;
   const first = (names) => names.find((name) => DATA.metrics.includes(name));
-  const chosen = unique([...PANELS.map(first), ...OTHERS.map((name) => first([name]))].filter(Boolean)).slice(0, 6);
+  const chosen = unique([...PANELS.map(first), ...DATA.findings.map((found) => first([found.metric])), ...OTHERS.map((name) => first([name]))].filter(Boolean)).slice(0, 6);
   if (!chosen.length) chosen.push(DATA.metrics[0]);
   const draws = [],
     grid = el("div", { class: "grid" }),
@@ -187,8 +211,11 @@ function curvesSection() {
   const note =
     DATA.runs.length > 1
       ? "The mean of the finished runs of each colour, as far as all of them go. Runs that are pruned, failed (×), " +
-        "stopped (■) or running (○) are thin lines of their own."
-      : null;
+        "stopped (■) or running (○) are thin lines of their own." +
+        (DATA.findings.length ? " A triangle (▼) is where health checks found that something began." : "")
+      : DATA.findings.length
+        ? "A triangle (▼) is where health checks found that something began."
+        : null;
   section("curves", "Curves", note, controls, DATA.runs.length > 1 ? chips : null, grid);
   chosen.forEach((metric, i) => {
     const state = { metric },

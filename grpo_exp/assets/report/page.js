@@ -9,6 +9,7 @@ importanceSection();
 frontierSection();
 tableSection();
 failuresSection();
+healthSection();
 samplesSection();
 differencesSection();
 document.getElementById("footer").textContent = DATA.footer;

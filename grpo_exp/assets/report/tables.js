@@ -184,6 +184,26 @@ function failuresSection() {
   );
 }
 
+function healthSection() {
+  if (!DATA.findings.length) return;
+  section(
+    "health",
+    "Found by health checks",
+    "What went wrong and since when, in every run that it was found in; health.jsonl in its folder has the samples.",
+    sortable(
+      [
+        { name: "run", value: (found) => found.label },
+        { name: "since step", value: (found) => found.since },
+        { name: "found at", value: (found) => found.step },
+        { name: "what", value: (found) => found.title },
+        { name: "evidence and cause", value: (found) => found.text, long: true },
+        { name: "to try", value: (found) => found.tries, long: true },
+      ],
+      DATA.findings,
+    ),
+  );
+}
+
 function samplesSection() {
   if (!DATA.samples.length) return;
   const cards = DATA.samples.map((side) =>

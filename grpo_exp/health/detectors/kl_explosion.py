@@ -14,8 +14,8 @@ from grpo_exp.options import option
 class KlExplosion(Detector):
     """The median of the per-token KL is large, or its mean has grown many times over within a window.
 
-    The median counts because a mean of a few enormous tokens is common and harmless (arXiv 2502.13923 and others report it);
-    growth counts because a run that is about to break shows it before the level is high.
+    The median counts because a few enormous tokens make a mean large without harm; growth counts because a run that is about to
+    break shows it before the level is high.
     """
 
     median: float = option("median KL of a token, in nats, that is too far from the reference", above=0)
@@ -28,14 +28,13 @@ class KlExplosion(Detector):
     needs = ("kl/mean",)
 
     def look(self, course: Course) -> Seen | None:
-        both = course.window("kl/mean", 2 * self.window)
-        now = course.window("kl/mean", self.window)
-        if now is None:
+        now, earlier = course.within("kl/mean", self.window), course.within("kl/mean", self.window, before=self.window)
+        if not now:
             return None
-        mean, middle = statistics.fmean(now), course.window("kl/median", self.window)
+        mean, middle = statistics.fmean(now), course.within("kl/median", self.window)
         typical = statistics.fmean(middle) if middle else 0.0
-        before = statistics.fmean(both[: self.window]) if both else 0.0
-        grows = bool(both) and mean > self.floor and mean > self.growth * before
+        before = statistics.fmean(earlier) if earlier else 0.0
+        grows = bool(earlier) and mean > self.floor and mean > self.growth * before
         if typical <= self.median and not grows:
             return None
         text = f"the KL to the reference is {mean:.3g} nats a token in the mean and {typical:.3g} in the median"
