@@ -110,6 +110,18 @@ def test_two_online_runs_in_one_process_arrive_apart(
     assert printed.out == "" and printed.err == ""
 
 
+def test_what_health_checks_find_is_an_alert_and_in_the_summary(server: FakeWandb, tmp_path: Path) -> None:
+    about, warnings = card(), list[str]()
+    tracker = WandbTracker(options(wandb="online"), tmp_path / "run", warnings.append)
+    tracker.start(about, {})
+    found = {"step": 9, "since": 4, "detector": "kl_explosion", "title": "the KL explodes", "text": "it is 3", "why": "lr"}
+    tracker.finding({**found, "action": "warn", "tries": ["lr=1e-5"], "samples": [], "metric": "kl/mean"})
+    tracker.finish({**about, "status": "finished"})
+    sent = b"".join(server.received).decode(errors="replace")
+    assert warnings == [] and "the KL explodes since step 4: it is 3" in sent and "try: lr=1e-5" in sent and "WARN" in sent
+    assert '\\"health/kl_explosion\\": 4' in sent or '"health/kl_explosion":4' in sent.replace(": ", ":")
+
+
 def test_resumed_run_keeps_its_id_and_sends_all_rows_again(server: FakeWandb, tmp_path: Path) -> None:
     def run(about: dict[str, object], steps: range) -> str:
         trackers = build(options(wandb="online"), tmp_path / "run")
