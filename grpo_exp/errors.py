@@ -25,6 +25,8 @@ from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 900
+UNHEALTHY = "pruned by a health check"
+"""What the reason of a trial begins with that was not ended by the pruner."""
 
 
 class GrpoError(Exception):

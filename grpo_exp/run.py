@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo_exp import config as configuration
 from grpo_exp import earlier, remedy
-from grpo_exp.errors import ConfigError, DataError, ModelError, Pruned, RolledBack, Unhealthy, nearest
+from grpo_exp.errors import UNHEALTHY, ConfigError, DataError, ModelError, Pruned, RolledBack, Unhealthy, nearest
 
 if TYPE_CHECKING:
     from grpo_exp.batch import Example
@@ -175,7 +175,7 @@ def train(
             if trial is None or isinstance(error, RolledBack):
                 raise
             value = trainer.objective()
-            raise Pruned(math.nan if value is None else value, f"pruned by a health check: {error}") from error
+            raise Pruned(math.nan if value is None else value, f"{UNHEALTHY}: {error}") from error
         _export(config, policy, folder)
         record.close(result)
     return result.objective

@@ -82,7 +82,7 @@ OWNERS = {
     "plotly": {"report.*"},
     "scipy": {"stats"},
     "hydra": {"command_line", "compose", "app", "run", "sweep.*"},
-    "omegaconf": {"schema", "compose", "config", "app", "run", "subject", "verbs.*", "sweep.*"},
+    "omegaconf": {"schema", "compose", "config", "app", "run", "remedy", "subject", "verbs.*", "sweep.*"},
 }
 LIGHT = {"torch", "numpy", "scipy", "math_verify", "typing_extensions"}
 """What levels 0 to 2 may import besides Python's own, and besides what OWNERS names one of them for."""

@@ -19,7 +19,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from grpo_exp.errors import ConfigError, InputError, RunError
+from grpo_exp.errors import UNHEALTHY, ConfigError, InputError, RunError
 from grpo_exp.sweep import messages, results
 from grpo_exp.sweep.choices import sampler
 from grpo_exp.sweep.options import SearchOptions, SweepOptions
@@ -188,9 +188,12 @@ class Sweep:
             self._tell(*batch[i], None)
 
     def _was_pruned(self, trial: Trial, seed: int | None) -> bool:
-        """Whether a kill came between the end of a pruned job and the word to the study. Who was pruned had reported."""
+        """Whether a kill came between the end of a pruned job and the word to the study. Whom the pruner ended had reported."""
+        ended = results.read(self._seed_folder(trial.number, seed), None)
+        if ended.status != "pruned":
+            return False
         reported = self.study._storage.get_trial(trial._trial_id).intermediate_values
-        return bool(reported) and results.read(self._seed_folder(trial.number, seed), None).status == "pruned"
+        return bool(reported) or str(ended.reason).startswith(UNHEALTHY)
 
     def _ended(self, trial: Trial, values: dict[str, Any], seed: int | None, error: Exception | None) -> results.Ended:
         """How a job ended, which is run again if it failed for a reason that may pass.
