@@ -24,7 +24,7 @@ class ChosenSinking(Detector):
     """
 
     fall: float = option(
-        "fall of the chosen completions' log-prob in nats a token, from the first to the newest tenth", above=0
+        "fall of the chosen completions' log-prob in nats a token, from the run's first tenth to its last", above=0
     )
     relative: float = option("where lengths are not known: fall as a share of the log-prob at the start", above=0)
     steady: float = option("share of pairs of tenths of the run in which the later is lower; 0.5 is no trend", low=0.5, high=1)
@@ -49,8 +49,8 @@ class ChosenSinking(Detector):
         unit = "nats a token" if by_token else "nats"
         return Seen(
             since=self._since(series["chosen"], tenths["chosen"]),
-            text=f"the log-prob of chosen completions fell from {tenths['chosen'][0]:.3g} to {tenths['chosen'][-1]:.3g} {unit}, "
-            f"that of rejected ones by {fell['rejected']:.3g}, while the margin grew to {tenths['margin'][-1]:.3g}",
+            text=f"the log-prob of chosen ones fell from {tenths['chosen'][0]:.3g} to {tenths['chosen'][-1]:.3g} {unit}, that "
+            f"of rejected ones by {fell['rejected']:.3g}, while the margin grew to {tenths['margin'][-1]:.3g}",
             why="the loss sees the difference alone: both sink, and what they lose goes to completions that nobody judged",
             values={"chosen": -fell["chosen"], "rejected": -fell["rejected"], "dpo/margin": tenths["margin"][-1]},
             tries=[course.scaled("beta", 3), course.scaled("lr", 1 / 3), *self._other_loss(course)],
@@ -62,9 +62,9 @@ class ChosenSinking(Detector):
         return joined(course, (f"logp/{name}", f"length/{name}"), lambda logp, length: logp / max(length, 1.0))
 
     def _since(self, series: Points, tenths: list[float]) -> int:
-        """The first step of the first tenth from which on each is below the one before the fall."""
-        low = next(index for index in range(len(tenths)) if all(later < tenths[0] for later in tenths[index:]) and index)
-        return series[round(low * len(series) / STRETCHES)][0]
+        """The first step of the last tenth that was not yet below the first."""
+        last = max(index for index, value in enumerate(tenths) if value >= tenths[0])
+        return series[round(last * len(series) / STRETCHES)][0]
 
     def _other_loss(self, course: Course) -> list[str]:
         """IPO has a finite target for the difference (arXiv 2310.12036), so that it does not push on for ever."""

@@ -16,9 +16,9 @@ class ClipSaturated(Detector):
     """Many tokens are outside of the bounds of the ratio, and their gradient is taken away.
 
     The bounds (arXiv 1707.06347, section 3) are for the few tokens that leave them late in the updates on a rollout. Where
-    they hold a large share back, the later updates learn from what is left, and the policy has moved further from the samples than
-    the algorithm vouches for. One ratio for a whole sample clips far more by design (arXiv 2507.18071, section 5, tells of
-    two orders of magnitude more than with token ratios), so it has a threshold of its own.
+    they hold a large share back, the later updates learn from what is left, and the policy has moved further from the samples
+    than the algorithm vouches for. One ratio for a whole sample clips far more by design (arXiv 2507.18071, section 5, tells
+    of two orders of magnitude), so it has its own threshold.
     """
 
     share: float = option("share of tokens clipped, low and high together, that is too much", above=0, high=1)

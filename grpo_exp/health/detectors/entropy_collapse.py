@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from grpo_exp.health.base import Detector, Seen, shown
 from grpo_exp.health.course import Course
-from grpo_exp.health.series import right_share, solves
+from grpo_exp.health.series import optimizer_steps, right_share, solves
 from grpo_exp.options import option
 
 
@@ -42,7 +42,7 @@ class EntropyCollapse(Detector):
         told = "" if right is None else f", while {right:.0%} of samples are right"
         return Seen(
             since=course.since("entropy/mean", lambda value: value < limit),
-            text=f"the entropy is {entropy:.3g} nats a token, {entropy / before:.0%} of the {before:.3g} at the start{told}",
+            text=f"the entropy is {entropy:.3g} nats a token, {entropy / before:.2g} times the {before:.3g} at the start{told}",
             why="the policy is sharpened faster than it learns: the rate is high, or no KL or entropy term holds it",
             values={"entropy/mean": entropy, "start": before, **({} if right is None else {"right": right})},
             tries=self._tries(course),
@@ -60,5 +60,6 @@ class EntropyCollapse(Detector):
         tries = [course.scaled("lr", 1 / 3)]
         if (bonus := course.option("algo.entropy_coef")) is not None:
             tries.append(course.scaled("algo.entropy_coef", 3) if bonus else "algo.entropy_coef=0.003")
-        tries += ["algo.clip_high=0.28"] if (course.option("algo.clip_high") or 1.0) < 0.28 else []
+        low = (course.option("algo.clip_high") or 1.0) < 0.28 and (optimizer_steps(course) or 1) > 1  # with one the ratio is 1
+        tries += ["algo.clip_high=0.28"] if low and course.option("algo.ratio") != "sequence" else []
         return [*tries, course.scaled("beta", 3)] if course.option("beta") else tries

@@ -41,8 +41,8 @@ class GradientSpikes(Detector):
         clip = course.option("optim.clip_grad")
         return Seen(
             since=spikes[0][0],
-            text=f"{len(spikes)} of the last {self.window} gradients spike, up to {most:.3g} where {usual:.3g} is usual",
-            why="single samples pull far harder than the rest: the learning rate is high for this batch, or advantages are uneven"
+            text=f"{len(spikes)} norms of the last {self.window} spike, up to {most:.3g}, not {usual:.3g}",
+            why="single samples pull far harder than the rest: the rate is high for so few prompts, or advantages are uneven"
             + ("" if clip is None or clip > 0 else ", and no clipping bounds the step"),
             values={"grad/norm": most, "usual": usual, "spikes": float(len(spikes))},
             tries=[course.scaled("lr", 0.5), self._clip(clip), course.scaled("prompts_per_step", 2, whole=True)],

@@ -94,7 +94,7 @@ class LearningRateHigh(Detector):
         return Seen(
             since=since,
             text=text + (f"; the learning rate is {rate[-1][1]:.3g}" if rate else ""),
-            why="steps were so large that the policy left what it knew; it does not come back, since its samples have no contrast",
+            why="steps were so large that the policy left what it knew; samples without contrast do not bring it back",
             values={
                 "best": fall[0],
                 "reward/mean": fall[1],

@@ -71,5 +71,5 @@ class LengthBias(Detector):
 
     def _tries(self, course: Course) -> list[str]:
         tries = ["algo=simpo"] if course.option("algo.loss_type") not in MEANS else []
-        own = course.option("algo.pairs") != "stored"
+        own = course.option("algo.pairs") != "stored" and course.option("reward.parts.length") is None
         return [*tries, *(["+reward/part@reward.parts.length=length"] if own else []), course.scaled("beta", 3)]

@@ -44,9 +44,9 @@ class MemoryCreeping(Detector):
         left = f", and {by_step * (course.steps - course.step):.3g} GiB more by the end" if course.steps else ""
         return Seen(
             since=self._since(held, by_step),
-            text=f"memory rose from {start:.3g} to {now:.3g} GiB since step {later[0][0]}: {1000 * by_step:.3g} GiB in 1000 steps{left}",
-            why="something is kept with each step: a reward or a callback that holds on to tensors or texts, or freed memory that is "
-            "not given back",
+            text=f"it rose from {start:.3g} to {now:.3g} GiB since step {later[0][0]}, {1000 * by_step:.3g} GiB a 1000 steps"
+            + left,
+            why="something is kept with each step, such as texts in a reward, or freed memory is not given back",
             values={"memory/peak_gib": now, "half-way": start, "GiB a step": by_step},
             tries=["hardware.keep_memory=false", "track.sample_rows_kept=0", "checkpoint.every=10"],
         )
@@ -61,7 +61,8 @@ class MemoryCreeping(Detector):
         if len(lengths) < 2 * self.parts:
             return 0.0
         parts = stretches(lengths, self.parts)
-        return max(0.0, parts[-1] / max(parts[0], 1.0) - 1)
+        whole = self.parts / (self.parts - 1)  # means of parts lie nearer to each other than the ends do
+        return max(0.0, (parts[-1] / max(parts[0], 1.0) - 1) * whole)
 
     def _since(self, held: list[tuple[int, float]], by_step: float) -> int:
         """The earliest step from which on memory never lay above the line that it now rises by, but for one rise of a part."""

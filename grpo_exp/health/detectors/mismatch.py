@@ -76,4 +76,5 @@ class Mismatch(Detector):
         engine = course.option("rollout.name")
         tries = ["model.dtype=float32"] if course.option("model.dtype") != "float32" else []
         tries += ["rollout=torch"] if engine not in (None, "torch") else []
-        return [*tries, *([] if course.option("rollout.weight_max") else ["rollout.weight_max=2"])]
+        weighs = course.option("algo.clip_low") is not None  # a loss of pairs has no importance weights
+        return [*tries, *(["rollout.weight_max=2"] if weighs and not course.option("rollout.weight_max") else [])]

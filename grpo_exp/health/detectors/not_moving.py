@@ -75,10 +75,11 @@ class NotMoving(Detector):
         words["gradient"] = "the gradient's norm is at most {:.2g}"
         told += [words[name].format(value) for name, value in signs.items()]
         norm = statistics.median(self._newest(course, "grad/norm") or [0.0])
+        reward = points(course, "reward/mean")[-1][1]
         why, tries = self._cause(course, signs)
         return Seen(
             since=self._since(course, bool(drift), signs),
-            text=f"over the last {self.window} steps {', '.join(told)}; the reward is {points(course, 'reward/mean')[-1][1]:.3g}",
+            text=f"over the last {self.window} steps {', '.join(told)}; the reward is {reward:.3g}",
             why=why,
             values={**({"kl/mean": max(drift)} if drift else {}), "grad/norm": norm, **signs},
             tries=tries,

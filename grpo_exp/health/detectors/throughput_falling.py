@@ -48,8 +48,8 @@ class ThroughputFalling(Detector):
         part, share = self._slowest(course, early, late)
         return Seen(
             since=began(token, newest, lambda one: one >= self.factor * longer * base, statistics.median),
-            text=f"{1 / (base * slower):.3g} tokens a second, where the first steps had {1 / base:.3g}; a step takes {step:.2g} times "
-            f"as long{f', and most of it is {PARTS[part]}, {share:.2g} times as long' if part else ''}",
+            text=f"{1 / (base * slower):.3g} tokens a second, at first {1 / base:.3g}; a step takes {step:.2g} "
+            f"times as long{f', most of it {PARTS[part]}, {share:.2g} times as long' if part else ''}",
             why=self._why(part),
             values={"slower": slower, "step": step, "longer": longer, **({f"time/{part}": share} if part else {})},
             tries=self._tries(course, part),
