@@ -232,8 +232,6 @@ def test_nothing_is_found_without_what_is_needed(name: str, need: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_is_found_in_a_run_of_another_program(name: str) -> None:
     """Whose configuration is not known: then what may be tried is said in words."""
-    if name == "length_bias":
-        return
     case = CASES[name]
     (finding,) = play(case, [name], ill=True, config=dict.fromkeys(CONFIG, None))
     assert finding.seen.since == case.since
