@@ -56,7 +56,7 @@ def falling(numbers: Sequence[float]) -> float:
 def right_share(course: Course, steps: int = 4) -> float | None:
     """Share of right samples: by their outcomes in the newest steps; without samples, the share of groups that are all right,
     which is less, or the newest `eval/pass@1`; None where nothing tells."""
-    outcomes = [row["outcome"] for row in course.newest_rows(steps) if isinstance(row.get("outcome"), (int, float))]
+    outcomes = [float(row["outcome"]) for row in course.newest_rows(steps) if isinstance(row.get("outcome"), (int, float))]
     if outcomes:
         return sum(outcome > RIGHT_ABOVE for outcome in outcomes) / len(outcomes)
     if groups := points(course, "reward/all_right_frac")[-steps:]:
