@@ -24,8 +24,6 @@ from grpo_exp.replay import Replay, ReplayOptions
 from grpo_exp.rewards.base import RewardSum
 from grpo_exp.rollout.base import Engine, Sampling
 
-FLAT_FRAC, FLAT_STEPS = 0.9, 20
-"""A run is said to have no signal where more than this share of the groups had equal rewards for so many steps in a row."""
 TRAIN_STREAM, EVAL_STREAM, MINIBATCH_STREAM, REPLAY_STREAM, DROPOUT_STREAM = range(5)
 """Names of the random streams, so that sampling, evaluation, minibatches, replay and dropout never share numbers."""
 
@@ -150,7 +148,6 @@ class Online:
         self.policy, self.engine, self.rewards, self.examples, self.order = policy, engine, rewards, examples, order
         self.sampling, self.count, self.rows, self.options = sampling, prompts_per_step, rows, options
         self.replay = Replay(options.replay, (sampling.key[0], REPLAY_STREAM))
-        self._flat = 0  # steps in a row, up to now, in which nearly all groups had equal rewards
 
     def draw(self, step: int) -> Experience:
         rounds = self._rounds(step)
@@ -175,20 +172,8 @@ class Online:
             self.replay.add(fresh, step)
             batch = fresh if earlier is None else concatenate([fresh, earlier])
         tokens = int(rollout.mask.sum())
-        notes = [*rewards.notes, *self._without_signal(metrics["reward/zero_std_frac"])]
         limits = self.engine.weight_max, self.options.replay.weight_max
-        return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens, *limits, notes)
-
-    def _without_signal(self, frac: float) -> list[str]:
-        """A warning, where nearly all groups of many steps had equal rewards; again after as many such steps."""
-        self._flat = self._flat + 1 if frac > FLAT_FRAC else 0
-        if not self._flat or self._flat % FLAT_STEPS:
-            return []
-        return [
-            f"for {self._flat} steps more than {FLAT_FRAC:.0%} of the groups had equal rewards, from which nothing is learned: "
-            "the items are too easy or too hard for the policy, or the reward says too little. What may help: a larger G, a "
-            "higher temperature, other items, a stage of algo=sft before, experience.dynamic_sampling=true"
-        ]
+        return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens, *limits, rewards.notes)
 
     def _rounds(self, step: int) -> list[_Round]:
         """Sample until enough groups have contrast, or once."""
@@ -224,7 +209,7 @@ class Online:
 
     def state(self) -> dict[str, Any]:
         order, replay, rewards = self.order.state(), self.replay.state(), self.rewards.state()
-        return {"order": order, "replay": replay, "flat": self._flat, "rewards": rewards}
+        return {"order": order, "replay": replay, "rewards": rewards}
 
     def tensors(self) -> dict[str, Tensor]:
         return self.replay.tensors()
@@ -233,7 +218,6 @@ class Online:
         self.order.load(state["order"])
         self.replay.load(state["replay"], tensors)
         self.replay.forget(lambda group: (group.normalized is not None) != self.rewards.normalization.on)
-        self._flat = state["flat"]
         self.rewards.load(state.get("rewards", {}))  # older checkpoints have none
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from grpo_exp.health.course import Course
+from grpo_exp.health.reading import right_share
 
-RIGHT_ABOVE = 0.5
-"""As metrics.RIGHT_ABOVE, which needs torch."""
 Points = list[tuple[int, float]]
 """(step, value), oldest first."""
 Middle = Callable[[Sequence[float]], float]
@@ -53,12 +52,11 @@ def falling(numbers: Sequence[float]) -> float:
     return sum(late < early for early, late in pairs) / len(pairs)
 
 
-def right_share(course: Course, steps: int = 4) -> float | None:
+def newest_right(course: Course, steps: int = 4) -> float | None:
     """Share of right samples: by their outcomes in the newest steps; without samples, the share of groups that are all right,
     which is less, or the newest `eval/pass@1`; None where nothing tells."""
-    outcomes = [float(row["outcome"]) for row in course.newest_rows(steps) if isinstance(row.get("outcome"), (int, float))]
-    if outcomes:
-        return sum(outcome > RIGHT_ABOVE for outcome in outcomes) / len(outcomes)
+    if (share := right_share(course.newest_rows(steps))) is not None:
+        return share
     if groups := points(course, "reward/all_right_frac")[-steps:]:
         return statistics.fmean(values(groups))
     evaluations = course.evals.get("eval/pass@1")
@@ -67,7 +65,7 @@ def right_share(course: Course, steps: int = 4) -> float | None:
 
 def solves(course: Course, right: float) -> bool:
     """Whether so large a share of samples is right, so that little is left to learn; False where nothing tells."""
-    share = right_share(course)
+    share = newest_right(course)
     return share is not None and share >= right
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from grpo_exp.answers import quantities
+from grpo_exp.answers.reference import reference_answer
 from grpo_exp.batch import Example
 from grpo_exp.laboratory.writing import Writing
-from grpo_exp.rewards.math import reference_answer
 
 SWEEP = range(100)
 LONG = 20_000

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from grpo_exp.answers.reference import reference_answer
 from grpo_exp.batch import Example
 from grpo_exp.laboratory import holes, labels, responses, samples, spellings
 from grpo_exp.laboratory.attacks import Target
@@ -15,7 +16,6 @@ from grpo_exp.laboratory.responses import Response
 from grpo_exp.laboratory.trial import Trial
 from grpo_exp.laboratory.writing import SLOT, Writing, kept, names_forms, offered
 from grpo_exp.rewards.base import stand_in
-from grpo_exp.rewards.math import reference_answer
 
 if TYPE_CHECKING:
     from grpo_exp.config import Config

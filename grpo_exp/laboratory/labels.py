@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from grpo_exp.answers.reference import reference_answer
 from grpo_exp.laboratory.responses import Response
 from grpo_exp.laboratory.trial import Trial, Value
-from grpo_exp.rewards.math import MathReward, reference_answer
+from grpo_exp.rewards.math import MathReward
 
 MOST_ASKED = 600  # responses of which math-verify is asked, which takes some milliseconds for each
 CALLED = ("right", "wrong", "does not apply", "failed")

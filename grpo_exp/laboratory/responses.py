@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_exp.answers import quantities
+from grpo_exp.answers.reference import reference_answer
 from grpo_exp.batch import Example
 from grpo_exp.errors import DataError, InputError
 from grpo_exp.laboratory.problems import Problem, number, word_problems
 from grpo_exp.laboratory.writing import Writing
-from grpo_exp.rewards.math import reference_answer
 from grpo_exp.rows.read import Row, RowFault, find_file, one_line, read_rows
 
 NUMBERS = 3  # items of the data whose answers are spelled in all ways

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from grpo_exp.answers.reference import reference_answer
 from grpo_exp.batch import Completions, Example
 from grpo_exp.laboratory.trial import Trial, Value
-from grpo_exp.rewards.math import reference_answer
 
 if TYPE_CHECKING:
     from grpo_exp.config import Config

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from grpo_exp.answers.reference import holds
 from grpo_exp.metrics import RIGHT_ABOVE
 from grpo_exp.preflight.base import Finding, Line, percent
 from grpo_exp.preflight.samples import Samples
 from grpo_exp.rewards.base import Reward, check
-from grpo_exp.rewards.math import reference_answer
 from grpo_exp.track.wording import clean, cut
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Gold:
         part = config.reward.outcome_part
         items = dict(zip((e.id for e in samples.examples), samples.examples, strict=True))
         wrong = [row for row in samples.rows if row["outcome"] <= RIGHT_ABOVE]
-        holding = [row for row in wrong if _holds(row["completion"], items[row["id"]])]
+        holding = [row for row in wrong if holds(row["completion"], items[row["id"]].answer)]
         missed = [row for row in holding if part.answer(row["completion"]) is None]
         shown = [
             {name: row[name] for name in ("id", "completion", "reference", "finished")}
@@ -118,11 +117,3 @@ def _probes(config: Config, examples: list[Example]) -> list[Probe]:
         )
         for name, found in seen.items()
     ]
-
-
-def _holds(text: str, example: Example) -> bool:
-    """Whether the final answer of the reference stands in the text as a word of its own."""
-    if example.answer is None:
-        return False
-    answer = reference_answer(example.answer)
-    return bool(answer) and re.search(rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)", text) is not None

@@ -12,6 +12,7 @@ from functools import partial
 from typing import ClassVar
 
 from grpo_exp.answers import forms, quantities, symbolic
+from grpo_exp.answers.reference import reference_answer
 from grpo_exp.batch import Completions, Example
 from grpo_exp.errors import ConfigError, RewardError, nearest
 from grpo_exp.options import option
@@ -64,8 +65,3 @@ class MathReward(Verifier):
 
     def writings(self, answer: str) -> list[str]:
         return [forms.WRITTEN[form].format(reference_answer(answer)) for form in self.extract]
-
-
-def reference_answer(text: str) -> str:
-    """The final answer of a reference, which may be a whole worked solution as GSM8K and MATH have it."""
-    return forms.find(text, ("tag", "boxed", "hash")) or text.strip()

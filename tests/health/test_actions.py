@@ -20,10 +20,18 @@ Row = dict[str, Any]
 RUN = Path("run")
 FILES = ("metrics.jsonl", "samples.jsonl", "eval.jsonl", "health.jsonl")
 WORDS = [*SMALL, "steps=6", "lr=1e-3", "G=4", "eval.every=2", "checkpoint.every=2", f"hydra.run.dir={RUN}"]
-WORDS += ["reward=custom", "reward.path=mine.py:score"]
+WORDS += ["reward=custom", "reward.path=mine.py:Falling"]
 KL = "health.detectors.kl_explosion"
 WORDS += [f"{KL}.window=2", f"{KL}.median=1e-12"]  # so any update at all is an explosion
-REWARD = "def score(completions, **about):\n    return [sum(map(ord, text)) % 7 / 7 for text in completions]\n"
+REWARD = """
+class Falling:  # what it pays falls from step to step, so that no drift is one that pays
+    calls = 0
+    def __call__(self, completions, **about):
+        self.calls += 1
+        return [sum(map(ord, text)) % 7 / 7 - 5 * self.calls for text in completions]
+    def state_dict(self): return {"calls": self.calls}
+    def load_state_dict(self, state): self.calls = state["calls"]
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from grpo_exp.health.base import Detector, Seen, shown
 from grpo_exp.health.course import Course
-from grpo_exp.health.series import optimizer_steps, right_share, solves
+from grpo_exp.health.series import newest_right, optimizer_steps, solves
 from grpo_exp.options import option
 
 
@@ -38,7 +38,7 @@ class EntropyCollapse(Detector):
         limit = min(self.floor, self.share * before)
         if entropy >= limit or solves(course, self.solved) or self._gains(course):
             return None
-        right = right_share(course)
+        right = newest_right(course)
         told = "" if right is None else f", while {right:.0%} of samples are right"
         return Seen(
             since=course.since("entropy/mean", lambda value: value < limit),

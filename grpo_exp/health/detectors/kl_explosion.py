@@ -15,7 +15,8 @@ class KlExplosion(Detector):
     """The median of the per-token KL is large, or its mean has grown many times over within a window.
 
     The median counts because a few enormous tokens make a mean large without harm; growth counts because a run that is about to
-    break shows it before the level is high.
+    break shows it before the level is high. A KL that the reward pays for is none: where a task is far from what the model did,
+    learning it takes the policy far away. So both count only where the reward does not rise above what it was.
     """
 
     median: float = option("median KL of a token, in nats, that is too far from the reference", above=0)
@@ -32,18 +33,28 @@ class KlExplosion(Detector):
         if not now:
             return None
         mean, middle = statistics.fmean(now), course.within("kl/median", self.window)
-        typical = statistics.fmean(middle) if middle else 0.0
+        typical = statistics.fmean(middle or now)  # another program's run may have no median
         before = statistics.fmean(earlier) if earlier else 0.0
         grows = bool(earlier) and mean > self.floor and mean > self.growth * before
-        if typical <= self.median and not grows:
+        if (typical <= self.median and not grows) or self._pays(course):
             return None
-        text = f"the KL to the reference is {mean:.3g} nats a token in the mean and {typical:.3g} in the median"
+        text = f"the KL to the reference is {mean:.3g} nats a token in the mean"
+        text += f" and {typical:.3g} in the median" if middle else ""
         if grows:
             text += f"; over the {self.window} steps before it was {before:.3g}"
         return Seen(
             since=course.since("kl/mean", lambda kl: kl > min(self.floor, mean / 2)),
             text=text,
             why="the steps are too large for what holds the policy to its reference: the learning rate is high, or beta is low",
-            values={"kl/mean": mean, "kl/median": typical, "before": before},
+            values={"kl/mean": mean, "before": before, **({"kl/median": typical} if middle else {})},
             tries=[course.scaled("lr", 1 / 3), course.scaled("beta", 3)],
         )
+
+    def _pays(self, course: Course) -> bool:
+        """Whether the reward of the newest steps is above that of the first, and not below that of the steps before."""
+        now, before = course.within("reward/mean", self.window), course.within("reward/mean", self.window, before=self.window)
+        first = course.start("reward/mean", 1)
+        if not now or not before or first is None:
+            return False
+        mean = statistics.fmean(now)
+        return mean > first[0] and mean >= statistics.fmean(before)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from grpo_exp.health.base import Detector, Seen
 from grpo_exp.health.course import Course
-from grpo_exp.health.series import began, joined, points, right_share, values
+from grpo_exp.health.series import began, joined, newest_right, points, values
 from grpo_exp.options import option
 
 MEANS = ("simpo", "ipo_mean")
@@ -51,7 +51,7 @@ class LengthBias(Detector):
         if not biased:
             return None
         limit = self.mined if lengths else self.ratio
-        right = right_share(course)
+        right = newest_right(course)
         told = f", and completions have {growth:.2g} times the tokens of the first steps, without a gain" if lengths else ""
         return Seen(
             since=began(longer, self.window, lambda one: one > limit, statistics.median),
