@@ -52,6 +52,7 @@ LEVELS: list[set[str]] = [
         "explained",
         "card",
         "subject",
+        "explained",
         "app",
         "sweep.*",
         "preflight.*",
