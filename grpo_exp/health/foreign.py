@@ -126,7 +126,7 @@ def _whole_lines(text: str) -> list[str]:
 
 def _bare(value: str) -> str:
     """`np.float64(0.25)`, as numpy 2 shows itself, without its type."""
-    return re.sub(r"np\.\w+\((.*?)\)?", r"\1", value) if value.startswith("np.") else value
+    return re.sub(r"^np\.\w+\((.*?)\)?$", r"\1", value)
 
 
 def _csv(path: Path, text: str) -> dict[str, list[Row]]:
@@ -166,13 +166,13 @@ def _csv(path: Path, text: str) -> dict[str, list[Row]]:
 def _log(path: Path, name: str, table: list[Row], chosen: str | None, own: Mapping[str, str], steps: int | None) -> Log:
     columns = list(dict.fromkeys(key for row in table for key in row))
     names = with_own(built_in(chosen) if chosen else guess(columns), own)
+    for target, column in own.items():
+        if (column if column in columns else column.partition("*")[2]) not in columns:
+            raise InputError(f"metrics.{target}={column}: {path} has no such column.{nearest(column, columns)}")
     taken = [one for one in names.bind(columns) if not (one.drops_zeros and _is_zero(table, one))]
     if not taken:
         some = ", ".join(columns[:8]) + (", …" if len(columns) > 8 else "")
         raise InputError(f"{path}: none of its columns is known ({some}); name them, as in metrics.reward/mean=COLUMN")
-    for target, column in own.items():
-        if (column if column in columns else column.partition("*")[2]) not in columns:
-            raise InputError(f"metrics.{target}={column}: {path} has no such column.{nearest(column, columns)}")
     step = names.step_column(columns)
     if step is None:
         raise InputError(f"{path}: no column says which step a row is of; name it, as in metrics.step=COLUMN")
@@ -191,9 +191,8 @@ def _rows(table: Iterable[Row], step_column: str, taken: list[Taken], names: Nam
     newest = -1
     for source in table:
         step = _number(source.get(step_column), "absent")
-        values = {
-            one.target: x * one.factor for one in taken if (x := _number(source.get(one.column), names.nulls)) is not None
-        }
+        told = {one.target: _number(source[one.column], names.nulls, one.factor) for one in taken if one.column in source}
+        values = {name: value for name, value in told.items() if value is not None}
         if step is None or not math.isfinite(step) or not values:
             continue
         now = int(step)
@@ -217,13 +216,13 @@ def _is_zero(table: list[Row], taken: Taken) -> bool:
     return not any(_number(row.get(taken.column), "absent") for row in table)
 
 
-def _number(value: Any, nulls: str) -> float | None:
+def _number(value: Any, nulls: str, factor: float = 1.0) -> float | None:
     """A value as a number, NaN and infinities too; None where there is none."""
     if value is None:
         return math.nan if nulls == "not_finite" else None
     if isinstance(value, bool):
         return None
     try:
-        return float(value)
+        return float(value) * factor
     except (TypeError, ValueError, OverflowError):
         return None

@@ -21,7 +21,8 @@ def lines(examined: Sequence[Examined]) -> list[str]:
     shown: list[str] = []
     for one in examined:
         if len(examined) > 1 and not one.findings:
-            shown.append(clean(f"{_title(one)}: nothing found by {_count(len(one.looked), 'detector')}"))
+            nothing = f"nothing found by {_count(len(one.looked), 'detector')}" if one.looked else "nothing was looked at"
+            shown.append(clean("; ".join([f"{_title(one)}: {nothing}", *one.log.notes])))
         else:
             shown += [*([""] if shown else []), *_run(one)]
     return [without_secrets(line) for line in shown]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from grpo_exp.errors import GrpoError, InputError, RunError, nearest
+from grpo_exp.errors import DataError, GrpoError, InputError, RunError, nearest
 from grpo_exp.health.log import Examined
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def _examined(path: Path, request: _Request) -> list[Examined]:
         raise InputError(f"{path}: no such file or folder. Give a run's folder, or a log: {foreign.KINDS}")
     state = foreign.trainer_state(path) if path.is_dir() else None
     if state is None and (path.is_dir() or (path.name in FILES and (path.parent / "run.json").is_file())):
-        return [_of_ours(run, request) for run in _runs(path if path.is_dir() else path.parent)]
+        runs = _runs(path if path.is_dir() else path.parent)
+        return [_of_ours(run, request) if len(runs) == 1 else _of_several(run, request) for run in runs]
     detectors = _fresh(request).detectors
     return [examine(log, detectors) for log in foreign.read(state or path, request.own, request.named)]
 
@@ -162,6 +163,16 @@ def _of_ours(run: Run, request: _Request) -> Examined:
     log = of_folder(run.folder, run.card, config, state, notes)
     explain = _explain(config) if log.samples else None
     return examine(log, health.detectors, explain)
+
+
+def _of_several(run: Run, request: _Request) -> Examined:
+    """The same; a damaged one does not keep the others from being looked at."""
+    from grpo_exp.health.log import Log
+
+    try:
+        return _of_ours(run, request)
+    except DataError as error:
+        return Examined(Log(str(run.folder), "grpo_exp", run.status, notes=[str(error)]), [], {}, [], [])
 
 
 def _own(config: Mapping[str, Any], request: _Request, notes: list[str]) -> Health:
