@@ -52,7 +52,6 @@ LEVELS: list[set[str]] = [
         "explained",
         "card",
         "subject",
-        "explained",
         "app",
         "sweep.*",
         "preflight.*",

@@ -186,7 +186,7 @@ def test_a_file_that_cannot_be_written_is_named(sweep: Path, tmp_path: Path, cap
 
 
 def test_what_the_reward_read_in_a_sample() -> None:
-    explain = explainer(configuration.build(compose(["model=tiny_random"])))
+    explain = explainer(configuration.build(compose(["model=tiny_random"])).reward)
     assert explain is not None
     row = {"id": "1", "prompt": "2+2=?", "completion": "<answer>5</answer>", "reference": "4"}
     assert "5" in explain(row) and explain(row) != explain(row | {"completion": "<answer>4</answer>"})
@@ -195,4 +195,4 @@ def test_what_the_reward_read_in_a_sample() -> None:
 
 def test_a_reward_that_costs_something_is_not_asked() -> None:
     judge = ["reward=judge", "reward.parts.judge.base_url=http://127.0.0.1:9/v1", "reward.parts.judge.model=x"]
-    assert explainer(configuration.build(compose(["model=tiny_random", *judge]), judged=False)) is None
+    assert explainer(configuration.build(compose(["model=tiny_random", *judge]), judged=False).reward) is None

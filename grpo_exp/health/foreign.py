@@ -180,7 +180,10 @@ def _log(path: Path, name: str, table: list[Row], chosen: str | None, own: Mappi
     if not rows:
         raise InputError(f"{path}: no row of it has a step and a value of a metric that is known")
     label = f"{path}: {name}" if name else str(path)
-    return Log(label, names.name, steps=steps, rows=rows, notes=notes, taken={one.target: one.column for one in taken})
+    log = Log(label, names.name, steps=steps, rows=rows, notes=notes, taken={one.target: one.column for one in taken})
+    if log.every > 1:
+        notes.append(f"a row every {log.every} steps, so a step in a detector's thresholds and texts is {log.every} of the run")
+    return log
 
 
 def _rows(table: Iterable[Row], step_column: str, taken: list[Taken], names: Names) -> tuple[list[Row], list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,8 @@ from grpo_exp.health.base import Detector
 from grpo_exp.health.monitor import Monitor, by_step
 from grpo_exp.track.base import Row
 from grpo_exp.track.files import read_jsonl
+
+OURS = "grpo_exp"
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,17 @@ class Log:
     @property
     def done(self) -> int:
         """The newest training step."""
-        return max((int(row["step"]) for row in self.rows if row.get("kind") != "eval"), default=0)
+        return max(self._steps, default=0)
+
+    @property
+    def every(self) -> int:
+        """Steps from one training row to the next, mostly; a run of this program has one each."""
+        apart = [later - now for now, later in itertools.pairwise(self._steps) if later > now]
+        return max(1, round(statistics.median(apart))) if apart and self.kind != OURS else 1
+
+    @property
+    def _steps(self) -> list[int]:
+        return [int(row["step"]) for row in self.rows if row.get("kind") != "eval"]
 
 
 def of_folder(folder: Path, card: Mapping[str, Any], config: Mapping[str, Any], state: str, notes: list[str]) -> Log:
@@ -56,7 +70,7 @@ def of_folder(folder: Path, card: Mapping[str, Any], config: Mapping[str, Any], 
     rows = [row for row in read_jsonl(file) if isinstance(row.get("step"), int)] if file.exists() else []
     known = steps if isinstance(steps, int) and steps > 0 else None
     samples, evaluated = (_by_number(folder / f"{name}.jsonl") for name in ("samples", "eval"))
-    return Log(str(folder), "grpo_exp", state, known, config, rows, samples, evaluated, notes=notes)
+    return Log(str(folder), OURS, state, known, config, rows, samples, evaluated, notes=notes)
 
 
 def _by_number(file: Path) -> dict[int, list[Row]]:
@@ -82,21 +96,29 @@ class Examined:
 
 
 def examine(log: Log, detectors: Mapping[str, Detector], explain: Callable[[Row], str] | None = None) -> Examined:
-    """Show a run to the detectors step by step, as they would have seen it while it went."""
+    """Show a run to the detectors step by step, as they would have seen it while it went.
+
+    Where a log has a row every so many steps, a row is a step to them, since their windows are of steps; what they find is told
+    in steps of the run.
+    """
     monitor = Monitor(detectors, explain=explain)
-    monitor.start({"steps": log.steps}, dict(log.config))
+    monitor.start({"steps": log.steps and -(-log.steps // log.every)}, dict(log.config))
     findings = [found.row() for _ in _fed(log, monitor) for found in monitor.look()]
+    for row in findings:
+        row |= {"step": min(row["step"] * log.every, log.done), "since": row["since"] * log.every}
     looked = [name for name, one in monitor.detectors.items() if one.knows_enough(monitor.course)]
     blind = {name: _missing(one, monitor) for name, one in monitor.detectors.items() if name not in looked}
     return Examined(log, looked, blind, [name for name in detectors if name not in monitor.detectors], findings)
 
 
 def _fed(log: Log, monitor: Monitor) -> Iterator[int]:
-    """Feeds a run in the order in which it was written; after each step, and each evaluation after one, is a time to look."""
-    for row in log.rows:
-        step, evaluation = int(row["step"]), row.get("kind") == "eval"
-        monitor.metrics(row)
-        (monitor.evaluations if evaluation else monitor.samples)((log.evaluated if evaluation else log.samples).get(step, []))
+    """Feeds a run in the order in which it was written, and stops after each step, its evaluation included."""
+    for step, rows in itertools.groupby(log.rows, key=lambda row: int(row["step"])):
+        for row in rows:
+            evaluation = row.get("kind") == "eval"
+            monitor.metrics({**row, "step": -(-step // log.every)})
+            add, told = (monitor.evaluations, log.evaluated) if evaluation else (monitor.samples, log.samples)
+            add(told.get(step, []))
         if step > 0:
             yield step
 

@@ -54,7 +54,7 @@ def finding(row: Row) -> list[str]:
     return shown
 
 
-_TOLD = ("reference", "read", "explained")  # of a sample, besides what the console shows of one
+_TOLD = ("reference", "said")  # of a sample, besides what the console shows of one
 
 
 def gravest(examined: Sequence[Examined]) -> str:

@@ -213,7 +213,7 @@ def _explain(config: Mapping[str, Any]) -> Callable[[Row], str] | None:
     from grpo_exp.subject import with_changes
 
     try:
-        return explainer(configuration.build(with_changes(dict(config), []), judged=False))
+        return explainer(configuration.build(with_changes(dict(config), []), judged=False).reward)
     except GrpoError:  # a file that is gone, another version
         return None
 

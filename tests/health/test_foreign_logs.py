@@ -267,6 +267,15 @@ def test_a_run_that_was_resumed(tmp_path: Path) -> None:
     assert log.notes == ["the log goes back from step 3 to 2: what it says later counts"]
 
 
+def test_a_row_every_ten_steps_is_a_step_to_the_detectors(tmp_path: Path) -> None:
+    """TRL logs every `logging_steps` steps; windows are of steps, and would be empty."""
+    (dense,) = examine(one(trl(tmp_path, course(BROKEN))), {"kl": KL}).findings
+    log = one(trl(tmp_path, [(10 * s, kl, r) for s, kl, r in course(BROKEN)]))
+    (found,) = examine(log, {"kl": KL}).findings
+    assert (log.every, found["since"], found["step"]) == (10, 10 * dense["since"], 10 * dense["step"])
+    assert log.notes == ["a row every 10 steps, so a step in a detector's thresholds and texts is 10 of the run"]
+
+
 def test_what_is_logged_of_a_step_in_several_calls_is_one_row(tmp_path: Path) -> None:
     table = [["step", "kl/mean", "reward/mean"], ["1", "0.1", ""], ["1", "", "0.5"]]
     assert one(written(tmp_path / "calls.csv", table)).rows == [
