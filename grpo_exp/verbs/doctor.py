@@ -1,4 +1,4 @@
-"""what went wrong in a run, since when and why: doctor RUN, one of TRL, verl or OpenRLHF as well [--json FILE --strict]
+"""what went wrong in a run, and since when: doctor RUN, of TRL, verl, OpenRLHF too [--strict]
 
     python -m grpo_exp doctor outputs/runs/RUN                finished, stopped or still going; the folder of a sweep: each run
     python -m grpo_exp doctor trl-output                      TRL: trainer_state.json in it, or in its newest checkpoint
