@@ -165,7 +165,7 @@ def build(composed: DictConfig, judged: bool = True) -> Config:
         optim=make(OptimOptions, plain["optim"], "optim"),
         checkpoint=make(CheckpointOptions, plain["checkpoint"], "checkpoint"),
         objective=objective,
-        health=_health(plain["health"]),
+        health=build_health(plain["health"]),
         preflight=make(PreflightOptions, plain["preflight"], "preflight") if "preflight" in plain else None,
     )
     check(config.model)
@@ -316,7 +316,7 @@ def _reward(options: RewardOptions) -> RewardSum:
     return RewardSum(parts, failures, options.gate, options.normalize)
 
 
-def _health(values: Any) -> Health:
+def build_health(values: Any) -> Health:
     """What looks at a run while it goes.
 
     Raises:

@@ -43,6 +43,9 @@ class Reward:
     lenient: ClassVar[bool] = False
     """True where a right answer among others, or denied, is right by design."""
 
+    costly: ClassVar[bool] = False
+    """True where it asks a model or an endpoint, so that it is not asked by the way."""
+
     kind: str = option("which reward: the name of a file in grpo_exp/rewards")
     weight: float = option("factor of this part in the sum")
     role: str = option(

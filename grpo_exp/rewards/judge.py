@@ -49,6 +49,8 @@ class JudgeReward(Reward):
     overlap, max_tokens may be passed by what `at_once` calls take.
     """
 
+    costly = True
+
     base_url: str | None = option("address of the endpoint, such as http://127.0.0.1:8000/v1")
     model: str | None = option("name of the judge there")
     key_variable: str | None = option(

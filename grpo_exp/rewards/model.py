@@ -30,6 +30,8 @@ class ModelReward(Reward):
     `threshold`. Left out: models that read prompt and completion as two segments, and batches of like lengths.
     """
 
+    costly = True
+
     path: str | None = option("folder of a sequence-classification model with one label, its tokenizer beside it")
     rows: int = option("samples scored at a time", low=1)
     device: str = option("where the model is computed; auto: a GPU where there is one", choices=("auto", "cpu", "cuda"))

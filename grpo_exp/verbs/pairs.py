@@ -1,4 +1,4 @@
-"""make preference pairs: pairs MODEL samples the training items and writes the best and worst answers [G=16 temperature=1]
+"""make preference pairs: pairs MODEL, the best and worst samples of training items [G=16]
 
     python -m grpo_exp pairs tiny                   the embedded model's pairs on its own task
     python -m grpo_exp pairs RUN                    of a run's newest checkpoint; RUN@50, RUN@best and others as in evaluate
