@@ -28,7 +28,7 @@ Course = list[tuple[int, float, float]]  # step, KL, reward
 
 
 def course(kl: list[float]) -> Course:
-    return [(step, value, 0.3 + 0.01 * step) for step, value in enumerate(kl, 1)]
+    return [(step, value, 0.9 - 0.01 * step) for step, value in enumerate(kl, 1)]
 
 
 # ---- what the programs write; TRL 1.16, verl's tracking.py and aggregate_logger.py, OpenRLHF's ppo_trainer.py, W&B's exports
