@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from command import SMALL, call
+from omegaconf import DictConfig
 from test_rollout import as_batch, ending, sampled
 from toy_policy import move, policy, prompts
 from vllm_stand_in import FakeServer, install
@@ -25,8 +27,14 @@ LETTERS = "def score(completions):\n    return [len(set(text)) for text in compl
 """A reward that differs within groups, whatever a model says."""
 
 
+@cache
+def composed(*words: str) -> DictConfig:
+    return compose(["model=tiny_random", *words])
+
+
 def engine(*words: str) -> Engine:
-    return config.build(compose(["model=tiny_random", *words])).rollout
+    """A new engine for these words, which are composed once."""
+    return config.build(composed(*words)).rollout
 
 
 def drawn(
