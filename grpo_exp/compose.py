@@ -53,13 +53,18 @@ def compose(request: Request | Sequence[str]) -> DictConfig:
 
 def is_sweep(request: Request) -> bool:
     """Whether Hydra will run several jobs: asked for by `-m` or by the file that sweeps=NAME names."""
-    if request.sweep or not any(re.match(r"\+*(sweeps|hydra)\b", word) for word in request.overrides):
+    if request.sweep or not any(_may_sweep(word) for word in request.overrides):
         return request.sweep
     composed = _load(request, RunMode.MULTIRUN)
     try:
         return bool(composed.hydra.mode == RunMode.MULTIRUN)
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, request)) from error
+
+
+def _may_sweep(word: str) -> bool:
+    """Whether a word may set `hydra.mode`: all of Hydra's own may but for the names of folders, which most runs are given."""
+    return bool(re.match(r"\+*(sweeps|hydra(?!\.(run|sweep)\.(sub)?dir=))\b", word))
 
 
 def sweep_config(request: Request) -> DictConfig:

@@ -199,7 +199,10 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(capsys: pyte
         assert files(RUN) == before
 
 
-@pytest.mark.parametrize("gone", [["run.json"], ["run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "eval.jsonl"]])
+ALL = ["run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "eval.jsonl"]
+
+
+@pytest.mark.parametrize("gone", [["run.json"], pytest.param(ALL, marks=pytest.mark.slow)])
 def test_checkpoints_of_a_run_that_is_gone_are_no_other_runs(gone: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for name in gone:
         (RUN / name).unlink()

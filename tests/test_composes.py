@@ -45,17 +45,24 @@ def in_a_folder_with_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda value: value)
-def test_every_option_composes_and_builds(group: str, name: str) -> None:
+def test_every_option_composes_builds_and_is_declared(group: str, name: str) -> None:
+    """What is composed has the options of its dataclass, neither more nor fewer."""
     if group == "reward/part":
         words = [f"+reward/part@reward.parts.more={name}", "reward.parts.more.role=shaping"]
         words += NEEDS.get(f"{group}={name}", ["reward.path=rewards.py:score"])
     else:
         words = [f"{group}={name}", *NEEDS.get(f"{group}={name}", [])]
     words += [] if any(word.startswith("model") for word in words) else ["model=tiny_random"]
-    check(read(words))
-    if group not in ("sweeps", "reward/part"):
-        made = build(compose(words))
-        assert getattr(made, "reward_name" if group == "reward" else group) is not None
+    request = read(words)
+    if group == "sweeps":
+        check(request)
+        return
+    assert not is_sweep(request)
+    composed = compose(request)
+    made = build(composed)
+    assert getattr(made, {"reward": "reward_name", "reward/part": "reward"}.get(group, group)) is not None
+    node = composed.reward.parts.more if group == "reward/part" else composed[group]
+    same(option_class(group, plain_values(node)), plain_values(node), group)
 
 
 @pytest.mark.parametrize("name", options("sweeps"))
@@ -148,15 +155,11 @@ def free_form(key: str) -> bool:
     return key.partition(".")[0] in ("train", "heldout", "replace") and "." in key
 
 
-@pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in OPTIONS if g != "sweeps"], ids=lambda value: value)
-def test_yaml_and_dataclass_have_the_same_options(group: str, name: str) -> None:
-    if group == "reward/part":
-        composed = compose([f"+reward/part@reward.parts.it={name}"]).reward.parts.it
-    else:
-        composed = compose([f"{group}={name}"])[group]
-    values = OmegaConf.to_container(composed, resolve=False)
+def plain_values(node: Any) -> dict[str, Any]:
+    """A group of options as they stand in the YAML files, nothing resolved."""
+    values = OmegaConf.to_container(node, resolve=False)
     assert isinstance(values, dict)
-    same(option_class(group, {str(k): v for k, v in values.items()}), values, group)
+    return {str(k): v for k, v in values.items()}
 
 
 def test_the_root_has_the_same_options() -> None:

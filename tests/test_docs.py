@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 import pytest
 from command import ROOT
@@ -12,10 +13,16 @@ PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(tests/[\w/.]+)::(\w+)`", PAGE)))
 
 
+@cache
+def functions(file: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a file of tests by their names."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
 @pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{file}::{name}" for file, name in NAMED])
 def test_a_test_that_is_named_exists(file: str, name: str) -> None:
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert name in functions(file)
 
 
 def test_every_promise_names_its_test() -> None:
@@ -27,6 +34,4 @@ def test_every_promise_names_its_test() -> None:
 
 @pytest.mark.parametrize(("file", "name", "marked"), sorted(set(re.findall(r"`(tests/[\w/.]+)::(\w+)`( \*slow\*)?", PAGE))))
 def test_the_page_says_which_are_slow(file: str, name: str, marked: str) -> None:
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-    assert ("pytest.mark.slow" in map(ast.unparse, found.decorator_list)) == bool(marked)
+    assert ("pytest.mark.slow" in map(ast.unparse, functions(file)[name].decorator_list)) == bool(marked)

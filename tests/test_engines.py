@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from command import SMALL, call
+from omegaconf import DictConfig
 from test_rollout import as_batch, ending, sampled
 from toy_policy import move, policy, prompts
 from vllm_stand_in import FakeServer, install
@@ -25,8 +28,14 @@ LETTERS = "def score(completions):\n    return [len(set(text)) for text in compl
 """A reward that differs within groups, whatever a model says."""
 
 
+@cache
+def composed(*words: str) -> DictConfig:
+    return compose(["model=tiny_random", *words])
+
+
 def engine(*words: str) -> Engine:
-    return config.build(compose(["model=tiny_random", *words])).rollout
+    """A new engine for these words, which are composed once."""
+    return config.build(composed(*words)).rollout
 
 
 def drawn(
@@ -52,10 +61,24 @@ def test_a_file_with_shared_parts_is_no_engine() -> None:
 # ---- transformers' generate
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen", "lora"])
-@pytest.mark.parametrize("temperature", [1.3, 0])
-@pytest.mark.parametrize("words", [[], ["rollout.top_p=0.8", "rollout.top_k=20"], ["rollout.stop=[1,a]"]])
-def test_generate_draws_the_tokens_of_the_default_engine(architecture: str, temperature: float, words: list[str]) -> None:
+CASES = list(
+    itertools.product(
+        ["llama", "qwen", "lora"], [1.3, 0], [(), ("rollout.top_p=0.8", "rollout.top_k=20"), ("rollout.stop=[1,a]",)]
+    )
+)
+
+
+def often(case: tuple[str, float, tuple[str, ...]]) -> bool:
+    """One architecture in all ways, the others in one that draws; the rest is among the slow tests."""
+    architecture, temperature, words = case
+    return architecture == "llama" or (temperature > 0 and words[:1] == ("rollout.top_p=0.8",))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "temperature", "words"),
+    [case if often(case) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+)
+def test_generate_draws_the_tokens_of_the_default_engine(architecture: str, temperature: float, words: tuple[str, ...]) -> None:
     model = ending(architecture)
     model.language_model.generation_config.repetition_penalty = 3.0  # of the model's own; it must not count
     model.language_model.generation_config.eos_token_id = 40

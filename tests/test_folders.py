@@ -23,7 +23,14 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.skipif(not Path("/proc/self/fdinfo").is_dir(), reason="needs a folder that nobody can write, as Linux has")
 @pytest.mark.parametrize(
-    ("folder", "code"), [("/proc/nowhere/run", 2), ("/proc/self/fdinfo", 3), ("file/run", 2), ("x" * 256, 2)], ids=str
+    ("folder", "code"),
+    [
+        ("/proc/nowhere/run", 2),
+        ("/proc/self/fdinfo", 3),
+        pytest.param("file/run", 2, marks=pytest.mark.slow),
+        pytest.param("x" * 256, 2, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_folder_that_cannot_be_written_is_told_before_the_model_loads(
     folder: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

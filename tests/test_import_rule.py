@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ LIGHT = {"torch", "numpy", "scipy", "math_verify", "typing_extensions"}
 """What levels 0 to 2 may import besides Python's own, and besides what OWNERS names one of them for."""
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every file of the package by its dotted name; a folder's `__init__` stands as `folder.__init__`."""
     files = sorted(PACKAGE.rglob("*.py"))
@@ -102,8 +104,13 @@ def level(name: str) -> int | None:
     return next((i for i, names in enumerate(LEVELS) if belongs(name, names)), None)
 
 
-def imports(file: Path) -> Iterator[tuple[str, int]]:
+@cache
+def imports(file: Path) -> list[tuple[str, int]]:
     """(module, line) of every import in a file, also those within functions and for type checking."""
+    return list(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if proc(pid, "stat")]
 
 
+def running(pids: list[int]) -> list[int]:
+    """Those that are alive and no zombies; whose parent was killed is buried by init, which takes its time."""
+    return [pid for pid in pids if (stat := proc(pid, "stat")) and " Z " not in stat]
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30) -> bool:
+    """Whether it comes about; what was killed is gone by and by."""
+    until = time.monotonic() + seconds
+    while not (came := true()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return came
+
+
 def family(pool: Pool) -> list[int]:
     """The workers and their forks."""
     listed = subprocess.run(["ps", "-e", "-o", "pid=,pgid="], capture_output=True, text=True, check=True).stdout
@@ -48,11 +62,8 @@ def family(pool: Pool) -> list[int]:
 
 def settled(pool: Pool, count: int) -> list[int]:
     """The family once it has so many members; a fork that was stopped is replaced by and by."""
-    until = time.monotonic() + 30
-    while len(found := family(pool)) != count:
-        assert time.monotonic() < until, found
-        time.sleep(0.05)
-    return found
+    assert wait_until(lambda: len(family(pool)) == count), family(pool)
+    return family(pool)
 
 
 def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
@@ -66,10 +77,10 @@ def test_a_row_that_overruns_is_stopped_alone(pool: Pool, bad: str) -> None:
     pool.map(["1"] * 2, seconds=10)
     before = pool.pids()
     start = time.monotonic()
-    found = pool.map(["1", bad, "2", "3", bad, "4"], seconds=0.3)
-    assert time.monotonic() - start < 4
+    found = pool.map(["1", bad, "2", "3", bad, "4"], seconds=0.5)
+    assert time.monotonic() - start < 30  # HANG takes 99 s
     assert [r for r in found if not isinstance(r, Lost)] == [1, 2, 3, 4]
-    assert found[1].late and found[4].late and found[1].why == "took longer than 0.3 s"
+    assert found[1].late and found[4].late and found[1].why == "took longer than 0.5 s"
     assert pool.pids() == before  # their forks are new
     assert pool.map(["6 * 7"] * 9, seconds=10) == [42] * 9
 
@@ -78,7 +89,7 @@ def test_a_batch_has_a_budget(pool: Pool) -> None:
     pool.map(["1"] * 2, seconds=10)
     start = time.monotonic()
     found = pool.map([HANG] * 20, seconds=2, budget=0.5, hurried=0.05)
-    assert time.monotonic() - start < 6  # without it 20 s
+    assert time.monotonic() - start < 15  # without it 20 s
     assert all(lost.late for lost in found) and {lost.seconds for lost in found[2:]} == {0.05}
 
 
@@ -102,9 +113,9 @@ def test_a_job_that_is_not_taken_has_its_deadline_too() -> None:
     frozen = family(pool)
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    late, other = pool.map([repr("x" * 3_000_000), "2"], seconds=0.3)
+    late, other = pool.map([repr("x" * 3_000_000), "2"], seconds=0.5)
     assert late.late and other == 2
-    assert not [pid for pid in alive(frozen) if " Z " not in proc(pid, "stat")]  # init takes its time
+    assert wait_until(lambda: not running(frozen))
     pool.close()
 
 
@@ -154,7 +165,7 @@ def test_nothing_is_left_after_close(pool: Pool) -> None:
         was = family(pool)
         assert 2 <= len(was) <= 4  # the fork that hung may be on its way to a new one
         pool.close()
-        assert alive(was) == []  # zombies would be there
+        assert wait_until(lambda was=was: not alive(was))  # a zombie would stay
     assert len(os.listdir("/proc/self/fd")) == files
 
 
@@ -176,16 +187,25 @@ def test_workers_die_with_a_parent_that_is_killed(busy: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=env) as process:
         assert process.stdout is not None
         groups = [int(pid) for pid in process.stdout.readline().split()]
-        time.sleep(0.3)
+        assert len(groups) == 2
+        if busy:
+            assert wait_until(lambda: computing(groups)), "the operation of C has begun"
         process.kill()
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        listed = subprocess.run(["ps", "-e", "-o", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
-        left = [line for line in listed.splitlines() if int(line.split()[0]) in groups and "Z" not in line]
-        if not left:
-            return
-        time.sleep(0.02)
-    pytest.fail(f"still there: {left}")
+    assert wait_until(lambda: not members(groups)), members(groups)
+
+
+def members(groups: list[int]) -> list[int]:
+    """The processes of some groups, zombies left out."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    return [int(pid) for pid, group, stat in rows if int(group) in groups and "Z" not in stat]
+
+
+def computing(groups: list[int]) -> bool:
+    """Whether a worker's fork has computed for a while; what it has used is counted from the fork on."""
+    forks = [pid for pid in members(groups) if pid not in groups]
+    ticks = [sum(map(int, proc(pid, "stat").rpartition(")")[2].split()[11:13])) for pid in forks]
+    return any(used > 0.2 * os.sysconf("SC_CLK_TCK") for used in ticks)
 
 
 @pytest.mark.parametrize("function", ["grpo_exp.answers.algebra:equal", "grpo_exp.sandbox.trial:judged"])

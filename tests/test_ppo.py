@@ -314,7 +314,7 @@ def started(*words: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "words",
     [
-        (),
+        pytest.param((), marks=pytest.mark.slow),
         ("algo.critic.trunk=shared", "algo.aggregation=sequence_mean", "algo.critic.clip=0"),
         ("model.adapter=lora", "algo.mask_truncated=true", "rollout.stop=[a,e,i,o,u,'0','1']", "beta=1"),
     ],
@@ -348,7 +348,10 @@ def test_before_the_first_update_kl_is_0_the_ratio_1_and_the_values_0(tmp_path: 
     assert row["loss/total"] == pytest.approx(row["loss/policy"] + 0.5 * row["loss/value"], abs=1e-6)
 
 
-@pytest.mark.parametrize("words", [("algo.critic.trunk=shared",), ("model.adapter=lora",), ("optim.weight_decay=0.1",)])
+@pytest.mark.parametrize(
+    "words",
+    [("algo.critic.trunk=shared",), ("model.adapter=lora",), pytest.param(("optim.weight_decay=0.1",), marks=pytest.mark.slow)],
+)
 def test_in_the_warm_up_the_critic_alone_learns(tmp_path: Path, words: tuple[str, ...]) -> None:
     changes = ("algo.critic.warmup_steps=2", "steps=3", "checkpoint.every=1", "checkpoint.keep_last=9")
     found = train(tmp_path / "run", *changes, *words)

@@ -142,12 +142,12 @@ def attacked(task: str, folder: Path) -> None:
         code = text.replace("{canary}", str(canary)).replace("{{", "{").replace("}}", "}")
         began = time.perf_counter()
         assert value(reward, f"<answer>{code}</answer>", example) == 0.0, text[:60]
-        assert time.perf_counter() - began < 4, text[:60]
+        assert time.perf_counter() - began < 20, text[:60]
         assert not canary.exists(), text
     for text in HOSTILE:
         began = time.perf_counter()
         assert value(reward, text, example) == 0.0, text[:60]
-        assert time.perf_counter() - began < 4, text[:60]
+        assert time.perf_counter() - began < 20, text[:60]
 
 
 @pytest.mark.parametrize("task", ["countdown"])

@@ -234,6 +234,7 @@ def test_another_machine_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_errors(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, *BASE, "steps=1", "hydra.run.dir=run").code == 0
+    if "run" in words:
+        assert call(capsys, *BASE, "steps=1", "hydra.run.dir=run").code == 0
     answer = call(capsys, *words)
     assert (answer.code, answer.out) == (2, "") and said in answer.err and answer.err.count("\n") == 1

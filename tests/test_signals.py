@@ -120,8 +120,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("owner", "name", "at", "done"),
     [
         (Draw, "_choose", 33, 1),  # a token in the second round of step 2
-        (Learner, "update", 3, 3),
-        (Evaluator, "__call__", 2, 2),
+        pytest.param(Learner, "update", 3, 3, marks=pytest.mark.slow),
+        pytest.param(Evaluator, "__call__", 2, 2, marks=pytest.mark.slow),
         (Evaluator, "__call__", 3, 4),  # the last one, after which there is no step any more
     ],
     ids=["sampling", "update", "evaluation", "last evaluation"],
@@ -214,14 +214,12 @@ def update(self, *_):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep({ONE_REQUEST + 0.2})
     os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(60)
+    time.sleep(300)
 Learner.update = update
 main()
 """
-    began = time.monotonic()
-    answer = finish(start(Path(), *MEASURED, code=code))
+    answer = finish(start(Path(), *MEASURED, code=code), seconds=200)  # less than it would sleep
     assert answer.code == 138
-    assert time.monotonic() - began < 50
     assert "once more to stop at once" in answer.err
     assert kept() == []
 
@@ -237,12 +235,12 @@ def test_a_real_run_is_stopped_from_outside() -> None:
     words = [word for word in WORDS if not word.startswith(("steps", "reward"))]
     process = start(Path(), *words, "steps=100000", "checkpoint.every=0")
     metrics = RUN / "metrics.jsonl"
-    until = time.monotonic() + 90
+    until = time.monotonic() + 180
     while not (metrics.exists() and metrics.read_text().count('"kind": "train"') >= 3):
         assert process.poll() is None and time.monotonic() < until, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
-    answer = finish(process, seconds=30)
+    answer = finish(process)
     assert answer.code == 138, answer.err
     one_line(answer)
     assert card()["status"] == "stopped"

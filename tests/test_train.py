@@ -141,9 +141,9 @@ PLAIN_STEP = ("steps=1", "optim.clip_grad=0", "eval.start=false", "optim.beta1=0
 @pytest.mark.parametrize(
     "words",
     [
-        (),
+        pytest.param((), marks=pytest.mark.slow),
         ("algo.aggregation=token_mean", "algo.mask_truncated=true", "rollout.stop=[a,e,i,o,u,'0','1']", "beta=5"),
-        ("algo.aggregation=constant_length", "algo.kl.place=reward"),
+        pytest.param(("algo.aggregation=constant_length", "algo.kl.place=reward"), marks=pytest.mark.slow),
         ("rollout.top_p=0.9", "model.adapter=lora", "temperature=0.8"),
     ],
 )

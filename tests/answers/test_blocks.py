@@ -43,7 +43,7 @@ LONG = ["```\n" * 100_000, "<answer>" * 100_000, "<think>" * 100_000 + "</think>
 
 @pytest.mark.parametrize("text", LONG, ids=lambda text: text[:8].strip())
 def test_it_takes_linear_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     blocks.find(text, ("json",), BEGINS)
     forms.spoken(text)
-    assert time.perf_counter() - began < 1.5
+    assert time.process_time() - began < 1.5

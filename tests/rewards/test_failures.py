@@ -154,7 +154,7 @@ def test_a_reward_that_hangs_is_stopped() -> None:
 
 
 def test_let_pass_the_sample_that_hangs_is_found_and_left_out() -> None:
-    result = rewards(hanging, Failures("zero", 0.25, timeout=0.4))(samples())
+    result = rewards(hanging, Failures("zero", 0.25, timeout=0.5))(samples())
     assert result.failed is not None and result.failed.tolist() == [False, False, True, False]
     assert result.total.tolist() == [2.5, 2.5, 0.5, 2.5]
     assert "took longer" in result.notes[0] and "item-2" in result.notes[0]

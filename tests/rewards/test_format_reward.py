@@ -99,7 +99,7 @@ def test_a_catastrophic_regular_expression_is_stopped_and_named(monkeypatch: pyt
     monkeypatch.setattr("grpo_exp.patterns.SECONDS", 0.2)
     start = time.perf_counter()
     stopped, right = part("regex", "(a|aa)+").score(completions(["a" * 5000 + "!", "aaa"]))
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 20  # otherwise for ever
     assert isinstance(stopped, RewardError)
     assert right == 1.0
     assert "reward.parts.format.pattern='(a|aa)+'" in str(stopped)

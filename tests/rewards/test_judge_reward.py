@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,7 +185,10 @@ def test_a_server_that_does_not_come_to_an_end_is_left(answer: Any, server: Serv
 
 
 def test_a_server_that_is_not_there(server: Server) -> None:
-    [failed] = judge(server, base_url="http://127.0.0.1:9/v1", retries=1).score(completions(["x"]))
+    with socket.socket() as taken:  # bound and not listening: refused
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        [failed] = judge(server, base_url=url, retries=1, seconds=60.0).score(completions(["x"]))
     assert "gave no usable answer in 2 tries; the last: ConnectError" in str(failed)
 
 
@@ -212,12 +216,15 @@ def test_one_sample_that_fails_leaves_the_others_their_values(server: Server) ->
 
 
 def test_as_many_calls_at_a_time_as_are_allowed(server: Server) -> None:
-    def slowly(request: Any, number: int) -> Any:
-        time.sleep(0.05)
+    three = threading.Barrier(3)
+
+    def together(request: Any, number: int) -> Any:
+        three.wait(30)  # until three are there, however long they take on their way
+        time.sleep(0.05)  # for a fourth
         return graded(10)
 
-    server.answer = slowly
-    assert judge(server, at_once=3).score(completions([f"answer {i}" for i in range(9)])) == [1.0] * 9
+    server.answer = together
+    assert judge(server, at_once=3, seconds=60.0).score(completions([f"answer {i}" for i in range(9)])) == [1.0] * 9
     assert server.most_at_once == 3
 
 

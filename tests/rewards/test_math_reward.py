@@ -366,6 +366,6 @@ def test_ordinary_completions_take_microseconds() -> None:
     text = "Janet has 16 eggs and eats 3.\nSo 16 - 3 - 4 = 9 are left.\n9 * 2 = 18 dollars.\n<answer>{}</answer>"
     batch = completions([text.format(i) for i in range(2000)], [str(i) for i in range(2000)])
     part = reward()
-    start = time.perf_counter()
+    start = time.process_time()
     assert part.score(batch) == [R] * 2000
-    assert (time.perf_counter() - start) / 2000 < 200e-6  # about 10 us on a quiet machine
+    assert (time.process_time() - start) / 2000 < 200e-6  # about 10 us on a quiet machine

