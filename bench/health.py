@@ -136,7 +136,7 @@ def replay(case: Case, folder: Path) -> Replayed:
                 monitor.samples(samples.get(step, []))
             else:
                 monitor.evaluations(evaluated.get(step, []))
-            found += [finding.row() for finding in monitor.look()] if step else []
+        found += [finding.row() for finding in monitor.look()] if step else []
     return Replayed(case, folder, card, found)
 
 

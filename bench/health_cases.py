@@ -74,8 +74,11 @@ FAULTS = (
          "half_precision"),
     Case("blind", "PPO whose critic hardly learns", "algo=ppo algo.critic.lr_factor=1e-6 steps=40", ("value_blind",)),
     Case("sinking", "DPO with beta near 0 and a high lr", "algo=dpo beta=0.01 lr=5e-4 steps=40", ("chosen_sinking",)),
+    Case("dpo_length", "DPO on pairs that a price for length has ranked", "algo=dpo lr=3e-4 steps=40 " + beside("pays_length"),
+         ("length_bias", "length_blowup", "truncation")),
     Case("memorised", "two training items", "data.train=2 data.levels=[hard] prompts_per_step=2 G=32 lr=5e-4 beta=0",
          ("heldout_falling", "no_contrast", "same_completion")),
+    Case("sft_hot", "SFT with 8 examples a step at a rate for hundreds", "algo=sft", ("learning_rate_high", "heldout_falling")),
     Case("outliers", "a reward that now and then is of another order", "algo=dr_grpo " + beside("outliers") + " steps=40",
          ("gradient_spikes",)),
     Case("entropy_bonus", "an entropy bonus that outweighs the reward", "algo.entropy_coef=0.5 lr=3e-4 steps=40",
@@ -86,7 +89,7 @@ FAULTS = (
          "data.train=100 data.heldout=40 steps=40", ("no_contrast", "same_completion"), after="sft"),
 )  # fmt: skip
 HEALTHY = (
-    Case("sft", "SFT on worked sums", "algo=sft checkpoint.export=true"),
+    Case("sft", "SFT on worked sums", "algo=sft lr=5e-4 prompts_per_step=32 data.train=1000 checkpoint.export=true"),
     *(Case(f"seed_{seed}", f"the default, seed {seed}", f"seed={seed}") for seed in range(5)),
     Case("ppo", "PPO", "algo=ppo"),
     Case("dr_grpo", "Dr. GRPO", "algo=dr_grpo"),

@@ -61,7 +61,7 @@ def no_tags(completions, answers, **columns):
 def outliers(completions, answers, **columns):
     """A model that now and then returns a number of another order."""
     values = [0.0] * len(completions)
-    if next(CALLS) % 8 == 0:
+    if next(CALLS) % 5 == 0:
         values[0] = 300.0
     return values
 
