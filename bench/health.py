@@ -25,7 +25,7 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
-from health_cases import COMMON, FAULTS, FAULTY, HEALTHY, Case, products
+from health_cases import BUDGET, COMMON, FAULTS, FAULTY, HEALTHY, Case, products
 
 ROOT = Path(__file__).parents[1]
 Row = dict[str, Any]
@@ -39,10 +39,6 @@ class Replayed:
     folder: Path
     card: Row
     found: list[Row]
-
-    @property
-    def half(self) -> float:
-        return self.card["steps"] / 2
 
 
 def main() -> None:
@@ -92,7 +88,7 @@ def train(case: Case, out: Path) -> None:
     if ended(folder):
         return
     program = [str(FAULTY), case.patch] if case.patch else ["-m", "grpo_exp"]
-    words = [*COMMON, *case.words.format(out=out).split(), f"hydra.run.dir={folder}"]
+    words = [*COMMON, f"steps={case.steps}", *case.words.format(out=out).split(), f"hydra.run.dir={folder}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     with (out / f"{case.name}.log").open("w") as log:
         code = subprocess.run([sys.executable, *program, *words], stdout=log, stderr=log, env=environment).returncode
@@ -168,12 +164,12 @@ def of_faults(runs: list[Replayed]) -> str:
     for run in runs:
         hits = [row for row in run.found if row["detector"] in run.case.finds]
         first = hits[0] if hits else None
-        in_time += bool(first and first["step"] <= run.half)
+        in_time += bool(first and first["step"] <= BUDGET / 2)
         told = f"{first['detector']}, step {first['step']}" if first else "not found"
         others = [row for row in run.found if row is not first]
-        rows.append([run.case.name, run.case.what, str(run.card["steps"]), ", ".join(run.case.finds), told, said(others)])
-    count = f"{in_time} of {len(runs)} faults found before half of their steps.\n\n"
-    return count + table(("run", "what is wrong", "steps", "should be found by", "found by", "found besides"), rows)
+        rows.append([run.case.name, run.case.what, ", ".join(run.case.finds), told, said(others)])
+    count = f"{in_time} of {len(runs)} faults found within {BUDGET // 2} steps, half of what a run has.\n\n"
+    return count + table(("run", "what is wrong", "should be found by", "found by", "found besides"), rows)
 
 
 def of_healthy(runs: list[Replayed]) -> str:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FAULTY = Path(__file__).with_name("health_faults.py")
+BUDGET = 50
+"""Steps of a run. A fault is to be found before half of them, so a run with one ends soon after."""
 COMMON = [
-    *("steps=50", "prompts_per_step=8", "eval.every=10", "eval.max_items=40", "hardware.threads=1", "track=quiet"),
+    *("prompts_per_step=8", "eval.every=10", "eval.max_items=40", "hardware.threads=1", "track=quiet"),
     *("health=off", "checkpoint.every=0", "checkpoint.export=false"),
 ]
 
@@ -32,6 +34,10 @@ class Case:
     patch: str | None = None
     after: str | None = None
 
+    @property
+    def steps(self) -> int:
+        return round(0.6 * BUDGET) if self.finds else BUDGET
+
 
 def outcome(function: str) -> str:
     return f"reward=custom reward.path={FAULTY}:{function}"
@@ -43,15 +49,15 @@ def beside(function: str) -> str:
 
 
 FAULTS = (
-    Case("lr_30", "lr 30 times too high", "lr=3e-3 steps=40", ("learning_rate_high", "kl_explosion")),
-    Case("lr_low", "lr 10,000 times too low", "lr=1e-8 steps=40", ("not_moving",)),
+    Case("lr_30", "lr 30 times too high", "lr=3e-3", ("learning_rate_high", "kl_explosion")),
+    Case("lr_low", "lr 10,000 times too low", "lr=1e-8", ("not_moving",)),
     Case("no_leash", "beta=0 with lr 10 times too high", "beta=0 lr=1e-3 algo.kl.report_every=1",
          ("kl_explosion", "learning_rate_high", "entropy_collapse")),
-    Case("boxed_only", "a reader that rejects right answers", outcome("boxed_only") + " steps=40", ("reward_zero",)),
+    Case("boxed_only", "a reader that rejects right answers", outcome("boxed_only"), ("reward_zero",)),
     Case("too_hard", "products of large numbers, never right",
-         "data=file data.path={out}/products.jsonl data.chat=false data.split=40 steps=40", ("reward_zero", "no_contrast")),
-    Case("lenient", "a check that anything with a number passes", outcome("any_number") + " steps=40", ("no_contrast",)),
-    Case("format_only", "a reward for the form alone", "reward=format steps=40", ("no_contrast",)),
+         "data=file data.path={out}/products.jsonl data.chat=false data.split=40", ("reward_zero", "no_contrast")),
+    Case("lenient", "a check that anything with a number passes", outcome("any_number"), ("no_contrast",)),
+    Case("format_only", "a reward for the form alone", "reward=format", ("no_contrast",)),
     Case("pays_length", "a reward that pays for length", beside("pays_length"),
          ("length_blowup", "truncation", "heldout_falling", "repetition")),
     Case("pays_equations", "a bonus for each equation", beside("pays_equations") + " lr=3e-4",
@@ -60,37 +66,37 @@ FAULTS = (
          ("heldout_falling", "format_falling", "entropy_collapse")),
     Case("no_tags", "a bonus that contradicts the asked format", beside("no_tags") + " lr=3e-4 temperature=1.2",
          ("format_falling",)),
-    Case("cold", "temperature near 0", "temperature=0.05 steps=40", ("same_completion", "no_contrast")),
-    Case("cut", "max_new_tokens too small", "max_new_tokens=8 steps=40", ("truncation",)),
+    Case("cold", "temperature near 0", "temperature=0.05", ("same_completion", "no_contrast")),
+    Case("cut", "max_new_tokens too small", "max_new_tokens=8", ("truncation",)),
     Case("coin", "G=2 and a judge that tosses a coin", outcome("coin") + " G=2 prompts_per_step=32",
          ("not_moving", "heldout_falling")),
-    Case("stale", "16 updates a rollout, lr 10 times too high",
-         "algo.updates_per_rollout=16 lr=1e-3 prompts_per_step=4 steps=30",
+    Case("stale", "12 updates a rollout, lr 10 times too high",
+         "algo.updates_per_rollout=12 lr=1e-3 prompts_per_step=4",
          ("clip_saturated", "kl_explosion", "learning_rate_high")),
-    Case("sampler", "the sampler's temperature is not the policy's", "steps=40", ("mismatch",), "sampler_temperature"),
-    Case("padding", "the training forward attends to padding", "steps=40", ("mismatch",), "padding"),
-    Case("reference", "the reference is another model", "steps=40", ("kl_explosion",), "other_reference"),
-    Case("half", "float16 gradients under a loss scale that only grows", "optim.max_skips=1000 steps=40", ("not_finite",),
+    Case("sampler", "the sampler's temperature is not the policy's", "", ("mismatch",), "sampler_temperature"),
+    Case("padding", "the training forward attends to padding", "", ("mismatch",), "padding"),
+    Case("reference", "the reference is another model", "", ("kl_explosion",), "other_reference"),
+    Case("half", "float16 gradients under a loss scale that only grows", "optim.max_skips=1000", ("not_finite",),
          "half_precision"),
-    Case("blind", "PPO whose critic hardly learns", "algo=ppo algo.critic.lr_factor=1e-6 steps=40", ("value_blind",)),
-    Case("sinking", "DPO with beta near 0 and a high lr", "algo=dpo beta=0.01 lr=5e-4 steps=40", ("chosen_sinking",)),
-    Case("dpo_length", "DPO on pairs that a price for length has ranked", "algo=dpo lr=3e-4 steps=40 " + beside("pays_length"),
+    Case("blind", "PPO whose critic hardly learns", "algo=ppo algo.critic.lr_factor=1e-6", ("value_blind",)),
+    Case("sinking", "DPO with beta near 0 and a high lr", "algo=dpo beta=0.01 lr=5e-4", ("chosen_sinking",)),
+    Case("dpo_length", "DPO on pairs that a price for length has ranked", "algo=dpo lr=3e-4 " + beside("pays_length"),
          ("length_bias", "length_blowup", "truncation")),
     Case("memorised", "two training items", "data.train=2 data.levels=[hard] prompts_per_step=2 G=32 lr=5e-4 beta=0",
          ("heldout_falling", "no_contrast", "same_completion")),
     Case("sft_hot", "SFT with 8 examples a step at a rate for hundreds", "algo=sft", ("learning_rate_high", "heldout_falling")),
-    Case("outliers", "a reward that now and then is of another order", "algo=dr_grpo " + beside("outliers") + " steps=40",
+    Case("outliers", "a reward that now and then is of another order", "algo=dr_grpo " + beside("outliers"),
          ("gradient_spikes",)),
-    Case("entropy_bonus", "an entropy bonus that outweighs the reward", "algo.entropy_coef=0.5 lr=3e-4 steps=40",
+    Case("entropy_bonus", "an entropy bonus that outweighs the reward", "algo.entropy_coef=0.5 lr=3e-4",
          ("format_falling", "length_blowup", "truncation", "kl_explosion", "heldout_falling")),
-    Case("slower", "a reward service that gets slower", beside("slower") + " steps=40", ("throughput_falling",)),
-    Case("leak", "a reward that keeps 12 MiB a call", beside("keeps_everything") + " steps=40", ("memory_creeping",)),
+    Case("slower", "a reward service that gets slower", beside("slower"), ("throughput_falling",)),
+    Case("leak", "a reward that keeps 12 MiB a call", beside("keeps_everything"), ("memory_creeping",)),
     Case("too_easy", "items that the model can already do", "model.source=hub model.path={out}/sft/export data.levels=[easy] "
-         "data.train=100 data.heldout=40 steps=40", ("no_contrast", "same_completion"), after="sft"),
+         "data.train=100 data.heldout=40", ("no_contrast", "same_completion"), after="sft"),
 )  # fmt: skip
 HEALTHY = (
     Case("sft", "SFT on worked sums", "algo=sft lr=5e-4 prompts_per_step=32 data.train=1000 checkpoint.export=true"),
-    *(Case(f"seed_{seed}", f"the default, seed {seed}", f"seed={seed}") for seed in range(5)),
+    *(Case(f"seed_{seed}", f"the default, seed {seed}", f"seed={seed}") for seed in range(2)),
     Case("ppo", "PPO", "algo=ppo"),
     Case("dr_grpo", "Dr. GRPO", "algo=dr_grpo"),
     Case("rloo", "RLOO", "algo=rloo"),
@@ -109,6 +115,7 @@ HEALTHY = (
     Case("two_levels", "harder items, 400 of them", "data.levels=[medium,hard] data.train=400 seed=20"),
     Case("minibatches", "two minibatches, two passes", "algo.minibatch_count=2 algo.updates_per_rollout=2 seed=21"),
     Case("no_beta", "beta=0", "beta=0 seed=22"),
+    *(Case(f"seed_{seed}", f"the default, seed {seed}", f"seed={seed}") for seed in range(2, 5)),
     Case("dapo", "DAPO", "algo=dapo"),
 )  # fmt: skip
 
