@@ -14,20 +14,17 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby, zip_longest
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from health_cases import BUDGET, COMMON, FAULTS, FAULTY, HEALTHY, Case, products
+from health_cases import BUDGET, FAULTS, HEALTHY, Case
+from health_runs import ended, run_all
 
-ROOT = Path(__file__).parents[1]
 Row = dict[str, Any]
 
 
@@ -50,6 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     out = (options.out or Path(tempfile.mkdtemp(prefix="health-"))).resolve()
     cases = [case for case in (*FAULTS, *HEALTHY) if options.only is None or case.name in options.only]
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is installed
     if not options.replay:
         run_all(cases, out)
     replayed = [replay(case, out / case.name) for case in cases if ended(out / case.name)]
@@ -58,47 +56,6 @@ def main() -> None:
         from health_pictures import draw_all
 
         draw_all(replayed, list(detectors()), options.pictures)
-
-
-# ---- runs
-
-
-def run_all(cases: list[Case], out: Path) -> None:
-    """Run what is not finished, two at a time; a run that begins with another's export waits for it."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "products.jsonl").write_text("".join(json.dumps(row) + "\n" for row in products()))
-    first = {case.after for case in cases} - {None}
-    with ThreadPoolExecutor(2) as pool:
-        before = {case.name: pool.submit(train, case, out) for case in cases if case.name in first}
-        free = mixed([case for case in cases if case.name not in first and case.after is None])
-        list(pool.map(lambda case: train(case, out), free))
-        for one in before.values():
-            one.result()
-        list(pool.map(lambda case: train(case, out), [case for case in cases if case.after]))
-
-
-def mixed(cases: list[Case]) -> list[Case]:
-    """Faults and healthy runs in turns, so that a bench that is stopped early has some of both."""
-    faults, healthy = ([case for case in cases if bool(case.finds) == wrong] for wrong in (True, False))
-    return [case for pair in zip_longest(faults, healthy) for case in pair if case]
-
-
-def train(case: Case, out: Path) -> None:
-    folder = out / case.name
-    if ended(folder):
-        return
-    program = [str(FAULTY), case.patch] if case.patch else ["-m", "grpo_exp"]
-    words = [*COMMON, f"steps={case.steps}", *case.words.format(out=out).split(), f"hydra.run.dir={folder}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    with (out / f"{case.name}.log").open("w") as log:
-        code = subprocess.run([sys.executable, *program, *words], stdout=log, stderr=log, env=environment).returncode
-    print(f"{datetime.datetime.now():%H:%M:%S} {case.name}: exit code {code}", file=sys.stderr, flush=True)
-
-
-def ended(folder: Path) -> bool:
-    """Whether a run is over, by itself or by an error of its own such as a loss that is not finite."""
-    card = folder / "run.json"
-    return card.exists() and json.loads(card.read_text())["status"] in ("finished", "failed")
 
 
 # ---- what the detectors say

@@ -1,9 +1,4 @@
-"""Rewards that are wrong and faults of code, made on purpose for bench/health.py.
-
-    python bench/health_faults.py PATCH [GROUP=OPTION ...] [KEY=VALUE ...]
-
-trains as `python -m grpo_exp` does, with one thing broken first: the name of a function in PATCHES.
-"""
+"""Rewards that are wrong and faults of code, made on purpose for bench/health.py."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import dataclasses
 import itertools
 import random
 import re
-import sys
 import time
 from typing import Any
 
@@ -141,9 +135,3 @@ def half_precision() -> None:
 
 
 PATCHES = {one.__name__: one for one in (sampler_temperature, padding, other_reference, half_precision)}
-
-if __name__ == "__main__":
-    PATCHES[sys.argv[1]]()
-    from grpo_exp.__main__ import main
-
-    main(sys.argv[2:])
