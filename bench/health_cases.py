@@ -43,13 +43,15 @@ def outcome(function: str) -> str:
     return f"reward=custom reward.path={FAULTY}:{function}"
 
 
-def beside(function: str) -> str:
+def beside(function: str, weight: int = 1) -> str:
     """A reward beside right and wrong."""
-    return f"+reward/part@reward.parts.extra=custom reward.parts.extra.role=shaping reward.path={FAULTY}:{function}"
+    part = f"+reward/part@reward.parts.extra=custom reward.parts.extra.role=shaping reward.parts.extra.weight={weight}"
+    return f"{part} reward.path={FAULTY}:{function}"
 
 
 FAULTS = (
     Case("lr_30", "lr 30 times too high", "lr=3e-3", ("learning_rate_high", "kl_explosion")),
+    Case("lr_100", "lr 100 times too high", "lr=1e-2", ("learning_rate_high", "kl_explosion", "format_falling")),
     Case("lr_low", "lr 10,000 times too low", "lr=1e-8", ("not_moving",)),
     Case("no_leash", "beta=0 with lr 10 times too high", "beta=0 lr=1e-3 algo.kl.report_every=1",
          ("kl_explosion", "learning_rate_high", "entropy_collapse")),
@@ -58,21 +60,18 @@ FAULTS = (
          "data=file data.path={out}/products.jsonl data.chat=false data.split=40", ("reward_zero", "no_contrast")),
     Case("lenient", "a check that anything with a number passes", outcome("any_number"), ("no_contrast",)),
     Case("format_only", "a reward for the form alone", "reward=format", ("no_contrast",)),
-    Case("pays_length", "a reward that pays for length", beside("pays_length"),
+    Case("pays_length", "a reward that pays for length", beside("pays_length", 5) + " lr=1e-3 beta=0",
          ("length_blowup", "truncation", "heldout_falling", "repetition")),
-    Case("pays_equations", "a bonus for each equation", beside("pays_equations") + " lr=3e-4",
+    Case("pays_equations", "a bonus for each equation", beside("pays_equations", 5) + " lr=1e-3 beta=0",
          ("repetition", "length_blowup", "truncation", "heldout_falling")),
-    Case("conflict", "a price on length above what a right answer earns", beside("costs_length"),
+    Case("conflict", "a price on length above what a right answer earns", beside("costs_length") + " lr=5e-4",
          ("heldout_falling", "format_falling", "entropy_collapse")),
-    Case("no_tags", "a bonus that contradicts the asked format", beside("no_tags") + " lr=3e-4 temperature=1.2",
-         ("format_falling",)),
     Case("cold", "temperature near 0", "temperature=0.05", ("same_completion", "no_contrast")),
     Case("cut", "max_new_tokens too small", "max_new_tokens=8", ("truncation",)),
     Case("coin", "G=2 and a judge that tosses a coin", outcome("coin") + " G=2 prompts_per_step=32",
          ("not_moving", "heldout_falling")),
-    Case("stale", "12 updates a rollout, lr 10 times too high",
-         "algo.updates_per_rollout=12 lr=1e-3 prompts_per_step=4",
-         ("clip_saturated", "kl_explosion", "learning_rate_high")),
+    Case("gspo_clip", "GSPO's clip range with a ratio for each token",
+         "algo.clip_low=3e-4 algo.clip_high=4e-4 algo.minibatch_count=4", ("clip_saturated",)),
     Case("sampler", "the sampler's temperature is not the policy's", "", ("mismatch",), "sampler_temperature"),
     Case("padding", "the training forward attends to padding", "", ("mismatch",), "padding"),
     Case("reference", "the reference is another model", "", ("kl_explosion",), "other_reference"),
@@ -105,17 +104,17 @@ HEALTHY = (
     Case("lora", "LoRA, lr 10 times as high", "model.adapter=lora lr=1e-3"),
     Case("beta_001", "beta=0.01", "beta=0.01 seed=11"),
     Case("beta_01", "beta=0.1", "beta=0.1 seed=12"),
-    Case("lr_half", "lr halved", "lr=5e-5 seed=13"),
     Case("lr_double", "lr doubled", "lr=2e-4 seed=14"),
     Case("G_4", "G=4, 16 prompts a step", "G=4 prompts_per_step=16 seed=15"),
     Case("G_16", "G=16, 4 prompts a step", "G=16 prompts_per_step=4 seed=16"),
     Case("T_08", "temperature=0.8", "temperature=0.8 seed=17"),
     Case("T_12", "temperature=1.2", "temperature=1.2 seed=18"),
     Case("length", "a soft penalty on overlong completions", "reward=length seed=19"),
-    Case("two_levels", "harder items, 400 of them", "data.levels=[medium,hard] data.train=400 seed=20"),
     Case("minibatches", "two minibatches, two passes", "algo.minibatch_count=2 algo.updates_per_rollout=2 seed=21"),
     Case("no_beta", "beta=0", "beta=0 seed=22"),
     *(Case(f"seed_{seed}", f"the default, seed {seed}", f"seed={seed}") for seed in range(2, 5)),
+    Case("lr_half", "lr halved", "lr=5e-5 seed=13"),
+    Case("two_levels", "harder items, 400 of them", "data.levels=[medium,hard] data.train=400 seed=20"),
     Case("dapo", "DAPO", "algo=dapo"),
 )  # fmt: skip
 

@@ -47,11 +47,6 @@ def costs_length(completions, answers, **columns):
     return [-len(text) / 10 for text in completions]
 
 
-def no_tags(completions, answers, **columns):
-    """A bonus for plain text, from a style guide that knows nothing of the asked format."""
-    return [2.0 * (1 - min(1.0, (text.count("<answer>") + text.count("</answer>")) / 2)) for text in completions]
-
-
 def outliers(completions, answers, **columns):
     """A model that now and then returns a number of another order."""
     values = [0.0] * len(completions)
