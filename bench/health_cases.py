@@ -66,7 +66,7 @@ FAULTS = (
          ("repetition", "length_blowup", "truncation", "heldout_falling")),
     Case("conflict", "a price on length above what a right answer earns", beside("costs_length") + " lr=5e-4",
          ("heldout_falling", "format_falling", "entropy_collapse")),
-    Case("cold", "temperature near 0", "temperature=0.05", ("same_completion", "no_contrast")),
+    Case("cold", "temperature near 0", "temperature=0.01", ("same_completion", "no_contrast")),
     Case("cut", "max_new_tokens too small", "max_new_tokens=8", ("truncation",)),
     Case("coin", "G=2 and a judge that tosses a coin", outcome("coin") + " G=2 prompts_per_step=32",
          ("not_moving", "heldout_falling")),
