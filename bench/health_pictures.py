@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+Curve = list[tuple[int, float]]
 WRONG, FOUND, INK, QUIET, GRID = "#D55E00", "#0072B2", "#222222", "#9A9A9A", "#E6E6E6"
 
 
@@ -38,12 +39,12 @@ def beside(run: Any, runs: Sequence[Any]) -> list[Any]:
     return sorted(healthy, key=lambda one: (one.card["algo"] != run.card["algo"], one.case.name != "seed_0"))
 
 
-def curve(folder: Path, metric: str) -> list[tuple[int, float]]:
+def curve(folder: Path, metric: str) -> Curve:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
 
 
-def draw(file: Path, row: Row, wrong: list[tuple[int, float]], healthy: list[tuple[int, float]], what: str) -> None:
+def draw(file: Path, row: Row, wrong: Curve, healthy: Curve, what: str) -> None:
     """Draw one, 600 points wide at twice the density."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -51,17 +52,16 @@ def draw(file: Path, row: Row, wrong: list[tuple[int, float]], healthy: list[tup
     figure = Figure(figsize=(6, 2.6), dpi=200, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
+    wrong, healthy, log = scaled(wrong, healthy)
     if healthy:
         axes.plot(*zip(*healthy, strict=True), color=QUIET, linewidth=1.0, label="a healthy run")
     axes.plot(*zip(*wrong, strict=True), color=WRONG, linewidth=1.8, label=what)
+    if log:
+        axes.set_yscale("log")
     last = max(step for step, _ in (*wrong, *healthy))
-    for step, label, side in ((row["since"], "began", -1), (row["step"], "found", 1)):
-        mark(axes, step, label, side, last)
-    values = [value for _, value in (*wrong, *healthy) if value > 0]
-    if values and len(values) >= len(wrong) and max(values) > 50 * sorted(values)[len(values) // 2]:
-        axes.set_yscale("log")  # or all but the largest values would lie on the axis
     axes.set_xlim(0, last)
-    axes.set_title(row["metric"], loc="left", fontsize=11, color=INK)
+    mark(axes, row["since"], row["step"], last)
+    axes.set_ylabel(row["metric"], fontsize=10, color=INK)
     axes.set_xlabel("training step", fontsize=9, color=INK)
     axes.tick_params(labelsize=9, colors=INK)
     axes.grid(color=GRID, linewidth=0.8)
@@ -72,20 +72,33 @@ def draw(file: Path, row: Row, wrong: list[tuple[int, float]], healthy: list[tup
     figure.savefig(file)
 
 
-def mark(axes: Any, step: int, label: str, side: int, last: int) -> None:
-    """A vertical line with a word beside it, inside the axes."""
-    colour = FOUND if label == "found" else INK
-    axes.axvline(step, color=colour, linewidth=1.2, linestyle="-" if label == "found" else ":")
-    right = side > 0 if 0.12 * last < step < 0.88 * last else step <= 0.12 * last
+def scaled(wrong: Curve, healthy: Curve) -> tuple[Curve, Curve, bool]:
+    """The curves, and whether they are drawn on a logarithmic scale, which has no place for 0: where all but the largest values
+    would lie on the axis otherwise."""
+    above = sorted(value for _, value in (*wrong, *healthy) if value > 0)
+    if any(value < 0 for _, value in (*wrong, *healthy)) or not above or above[-1] < 50 * above[len(above) // 2]:
+        return wrong, healthy, False
+    return [point for point in wrong if point[1] > 0], [point for point in healthy if point[1] > 0], True
+
+
+def mark(axes: Any, began: int, found: int, last: int) -> None:
+    """A line where it began and one where it was found, with a word above each, or above both where they are near."""
+    axes.axvline(began, color=INK, linewidth=1.2, linestyle=":")
+    axes.axvline(found, color=FOUND, linewidth=1.2)
+    near = found - began < last / 7
+    above(axes, found, f"began {began}, found {found}" if near else f"found {found}", FOUND, last)
+    if not near:
+        above(axes, began, f"began {began}", INK, last)
+
+
+def above(axes: Any, step: int, text: str, colour: str, last: int) -> None:
     axes.annotate(
-        f"{label} {step}",
-        (step, 0.97 if label == "found" else 0.84),
+        text,
+        (step, 1.0),
         xycoords=("data", "axes fraction"),
-        xytext=(4 if right else -4, 0),
+        xytext=(0, 3),
         textcoords="offset points",
-        ha="left" if right else "right",
-        va="top",
+        ha="left" if step < last / 8 else "right" if step > last * 7 / 8 else "center",
         fontsize=9,
         color=colour,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )
