@@ -49,6 +49,7 @@ def beside(function: str, weight: int = 1) -> str:
     return f"{part} reward.path={FAULTY}:{function}"
 
 
+PAIRS = "algo=dpo_offline data=preferences data.answer=answer data.chat=false data.split=40 data.path={out}"
 FAULTS = (
     Case("lr_30", "lr 30 times too high", "lr=3e-3", ("learning_rate_high", "kl_explosion")),
     Case("lr_100", "lr 100 times too high", "lr=1e-2", ("learning_rate_high", "kl_explosion", "format_falling")),
@@ -79,9 +80,9 @@ FAULTS = (
     Case("half", "float16 gradients under a loss scale that only grows", "optim.max_skips=1000", ("not_finite",),
          "half_precision"),
     Case("blind", "PPO whose critic hardly learns", "algo=ppo algo.critic.lr_factor=1e-6", ("value_blind",)),
-    Case("sinking", "DPO with beta near 0 and a high lr", "algo=dpo beta=0.01 lr=5e-4", ("chosen_sinking",)),
-    Case("dpo_length", "DPO on pairs that a price for length has ranked", "algo=dpo lr=3e-4 " + beside("pays_length"),
-         ("length_bias", "length_blowup", "truncation")),
+    Case("sinking", "DPO on pairs that differ in a digit, lr 10 times too high", PAIRS + "/alike.jsonl beta=0.05 lr=1e-3",
+         ("chosen_sinking",)),
+    Case("dpo_length", "DPO on pairs whose chosen completions are long", PAIRS + "/longer.jsonl", ("length_bias",)),
     Case("memorised", "two training items", "data.train=2 data.levels=[hard] prompts_per_step=2 G=32 lr=5e-4 beta=0",
          ("heldout_falling", "no_contrast", "same_completion")),
     Case("sft_hot", "SFT with 8 examples a step at a rate for hundreds", "algo=sft", ("learning_rate_high", "heldout_falling")),
@@ -120,8 +121,19 @@ HEALTHY = (
 )  # fmt: skip
 
 
-def products(count: int = 240) -> list[dict[str, str]]:
-    """Items that the embedded model was never taught."""
+def files() -> dict[str, list[dict[str, str]]]:
+    """Data that the faults train on, by the name of the file."""
     draw = random.Random(0)
-    pairs = [(draw.randrange(1000, 10000), draw.randrange(100, 1000)) for _ in range(count)]
-    return [{"prompt": f"{a}*{b}=?", "answer": str(a * b)} for a, b in pairs]
+    products = [(draw.randrange(1000, 10000), draw.randrange(100, 1000)) for _ in range(240)]
+    sums = [(draw.randrange(10, 50), draw.randrange(10, 50)) for _ in range(240)]
+    alike, longer = [], []
+    for a, b in sums:
+        right, wrong = f"<answer>{a + b}</answer>", f"<answer>{a + b + draw.choice([-1, 1])}</answer>"
+        about = {"prompt": f"{a}+{b}=?", "answer": str(a + b), "rejected": wrong}
+        alike.append({**about, "chosen": right})
+        longer.append({**about, "chosen": f"{a}+{b}={a + b} {b}+{a}={a + b} {right}"})
+    return {
+        "products.jsonl": [{"prompt": f"{a}*{b}=?", "answer": str(a * b)} for a, b in products],
+        "alike.jsonl": alike,
+        "longer.jsonl": longer,
+    }

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 
-from health_cases import COMMON, Case, products
+from health_cases import COMMON, Case, files
 
 IMPORTED = ["grpo_exp.app", "grpo_exp.run", "grpo_exp.train", "peft", "transformers.models.llama.modeling_llama"]
 
@@ -19,7 +19,8 @@ IMPORTED = ["grpo_exp.app", "grpo_exp.run", "grpo_exp.train", "peft", "transform
 def run_all(cases: list[Case], out: Path) -> None:
     """Run what is not finished, two at a time; a run that begins with another's export waits for it."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "products.jsonl").write_text("".join(json.dumps(row) + "\n" for row in products()))
+    for name, rows in files().items():
+        (out / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # two side by side: threads that wait must not spin
     multiprocessing.set_forkserver_preload(IMPORTED)
     cases = [case for case in mixed(cases) if not ended(out / case.name)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from grpo_exp.health.base import Detector, Seen
 from grpo_exp.health.course import Course
 from grpo_exp.health.reading import first_step, mean_of, percent, scaled, unless
+from grpo_exp.health.series import began, points
 from grpo_exp.options import option
 
 RIGHT, WRONG, ALIKE, UNKNOWN, LOST = "right", "wrong", "alike", "unknown", "lost"
@@ -21,14 +22,18 @@ WHY = {
 
 @dataclass
 class NoContrast(Detector):
-    """More than a share of the groups have equal rewards in each of many steps: their advantages are all 0.
+    """More than a share of the groups of many steps have equal rewards: their advantages are all 0.
 
     DAPO (arXiv 2503.14476, section 3.2) names what is lost and samples such groups anew. Groups that are all right are no
     trouble where the run has brought them there: all right counts from the beginning alone.
     """
 
-    flat: float = option("share of groups with equal rewards, above which a step has nothing to learn from", low=0, high=1)
-    window: int = option("such steps in a row, from where on it is told", low=2)
+    flat: float = option(
+        "share of the groups of these steps with equal rewards, above which there is hardly anything to learn from",
+        low=0,
+        high=1,
+    )
+    window: int = option("training steps that are looked at together", low=2)
     early: int = option("all right is told where it began within so many steps of the start; later it was learned", low=0)
     unique: float = option("share of distinct completions in a group, below which they do not differ", low=0, high=1)
 
@@ -37,24 +42,24 @@ class NoContrast(Detector):
     needs = ("reward/zero_std_frac",)
 
     def look(self, course: Course) -> Seen | None:
-        flat = course.window("reward/zero_std_frac", self.window)
-        if flat is None or min(flat) <= self.flat:
+        share = mean_of(course, "reward/zero_std_frac", self.window)
+        if share is None or share <= self.flat:
             return None
-        since = course.since("reward/zero_std_frac", lambda frac: frac > self.flat)
+        since = began(points(course, "reward/zero_std_frac"), self.window, lambda frac: frac > self.flat)
         kind = self._kind(course)
-        began = since - first_step(course, "reward/zero_std_frac")
-        if began > self.early and (kind == RIGHT or (kind == UNKNOWN and _rose(course, self.window))):
+        early = since - first_step(course, "reward/zero_std_frac") <= self.early
+        if not early and (kind == RIGHT or self._learned(course) or (kind == UNKNOWN and _rose(course, self.window))):
             return None
         names = ("reward/zero_std_frac", "reward/all_right_frac", "reward/all_wrong_frac", "text/unique_frac")
         values = {name: value for name in names if (value := mean_of(course, name, self.window)) is not None}
         words = {"reward/all_right_frac": "all right", "reward/all_wrong_frac": "all wrong"}
         split = [f"{percent(values[name])} {word}" for name, word in words.items() if name in values]
-        text = f"for {course.step - since + 1} steps more than {percent(self.flat)} of the groups had equal rewards"
+        text = f"over the last {self.window} steps {percent(share)} of the groups had equal rewards"
         if split:
             text += f" ({', '.join(split)})"
         if "text/unique_frac" in values:
             text += f"; {percent(values['text/unique_frac'])} of the completions of a group are distinct"
-        if kind == WRONG and began > self.early:
+        if kind == WRONG and not early:
             kind = LOST
         return Seen(since, text, WHY[kind], values, self._tries(course, kind))
 
@@ -72,6 +77,11 @@ class NoContrast(Detector):
         if wrong is not None and wrong > self.flat / 2:
             return WRONG
         return RIGHT if right is not None and right > self.flat / 2 else UNKNOWN
+
+    def _learned(self, course: Course) -> bool:
+        """Whether such groups are all right at least twice as often as all wrong: those that are alike are so by right then."""
+        right, wrong = (mean_of(course, f"reward/all_{name}_frac", self.window) for name in (RIGHT, WRONG))
+        return right is not None and wrong is not None and right >= 2 * wrong
 
     def _tries(self, course: Course, kind: str) -> list[str]:
         again = unless(course, "experience.dynamic_sampling", "true")
