@@ -56,8 +56,8 @@ def outliers(completions, answers, **columns):
 
 
 def slower(completions, answers, **columns):
-    """A service that takes longer with each call."""
-    time.sleep(min(6.0, 0.15 * next(CALLS)))
+    """A service that answers at once until it is overrun, and then runs into its time limit of 10 seconds."""
+    time.sleep(10.0 if next(CALLS) > 13 else 0.0)
     return [0.0] * len(completions)
 
 

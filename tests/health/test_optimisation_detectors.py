@@ -117,7 +117,7 @@ CASES = {
     # 5 of 10 steps at 0.45, the others at 0.03, have a mean above 0.2
     "clip_saturated": Case(
         lambda step: {"clip/low": 0.2, "clip/high": 0.25, "ratio/max": 30.0},
-        *(20, 24, 40, "24% of tokens are clipped over the last 10 steps, with 8 optimizer steps a rollout"),
+        *(20, 21, 40, "24% of tokens are clipped over the last 10 steps, with 8 optimizer steps a rollout"),
         config={"algo": CONFIG["algo"] | {"updates_per_rollout": 8}},
     ),
     # 3 of 5 make a median
@@ -152,9 +152,9 @@ CASES = {
     # 11 of 20 make a median
     "throughput_falling": Case(
         lambda step: {"time/total": 20.0, "time/rollout": 16.0, "throughput/tokens_per_s": 64.0},
-        *(40, 50, 80, "64 tokens a second, at first 256; a step takes 4 times as long, most of it sampling, 8 times"),
+        *(40, 45, 80, "64 tokens a second, at first 256; a step takes 4 times as long, most of it sampling, 8 times"),
     ),
-    "memory_creeping": Case(lambda step: {"memory/peak_gib": 0.6 + 0.02 * step}, 1, 40, 60, "it rose from 1.02 to 1.4 GiB"),
+    "memory_creeping": Case(lambda step: {"memory/peak_gib": 0.6 + 0.02 * step}, 1, 24, 60, "it rose from 1.02 to 1.4 GiB"),
 }
 NAMES = sorted(CASES)
 
@@ -393,11 +393,11 @@ def test_stored_pairs_that_differ_in_length_are_told_but_for_a_loss_of_means() -
 @pytest.mark.parametrize(
     "change",
     [
-        lambda step: {"time/total": 40.0, "throughput/tokens_per_s": 32.0} if 50 <= step < 59 else {},
+        lambda step: {"time/total": 40.0, "throughput/tokens_per_s": 32.0} if 50 <= step < 54 else {},
         lambda step: {"time/total": 10.0, "throughput/tokens_per_s": 128.0} if step >= 50 else {},
         lambda step: {"length/mean": 2.0, "throughput/tokens_per_s": 51.0} if step >= 50 else {},
         lambda step: {"length/mean": 80.0, "time/total": 160.0, "throughput/tokens_per_s": 64.0} if step >= 50 else {},
-        lambda step: {"time/total": 0.5 if step < 50 else 2.0, "throughput/tokens_per_s": 64.0 if step < 50 else 16.0},
+        lambda step: {"time/total": 0.05 if step < 50 else 0.2, "throughput/tokens_per_s": 64.0 if step < 50 else 16.0},
     ],
     ids=["a busy moment", "half as fast", "shorter completions", "longer completions", "too short to tell"],
 )

@@ -124,7 +124,7 @@ WELL: dict[str, list[dict[str, Any]]] = {
         {"train": {"reward/all_wrong_frac": flat(0.0), "reward/mean": flat(1.0)}},  # all right: constant as well
     ],
     "no_contrast": [
-        {"train": {"reward/zero_std_frac": flat(0.85)}},
+        {"train": {"reward/zero_std_frac": flat(0.75)}},
         {  # from below to everything right
             "train": {
                 "reward/zero_std_frac": line(0.1, 1.0, 5, 20),
@@ -132,7 +132,15 @@ WELL: dict[str, list[dict[str, Any]]] = {
                 "reward/all_wrong_frac": flat(0.0),
             }
         },
-        {"train": {"reward/zero_std_frac": lambda step: 0.5 if step % 15 == 0 else 1.0}},
+        {"train": {"reward/zero_std_frac": lambda step: 0.4 if step % 2 else 1.0}},
+        {  # most of them right, and so alike
+            "train": {
+                "reward/zero_std_frac": line(0.1, 0.9, 5, 20),
+                "reward/all_right_frac": line(0.0, 0.75, 5, 20),
+                "reward/all_wrong_frac": flat(0.1),
+                "text/unique_frac": flat(0.15),
+            }
+        },
     ],
     "length_blowup": [
         {"train": {"length/mean": line(50, 140, 10, 40)}},
@@ -187,7 +195,7 @@ THRESHOLDS: dict[str, list[tuple[dict[str, Any], dict[str, Any], bool]]] = {
     ],
     "no_contrast": [
         ({"window": 61}, {}, False),
-        ({"flat": 0.8}, {"train": {"reward/zero_std_frac": flat(0.85)}}, True),
+        ({"flat": 0.7}, {"train": {"reward/zero_std_frac": flat(0.75)}}, True),
         ({"early": 20}, WELL["no_contrast"][1], True),
     ],
     "length_blowup": [

@@ -39,7 +39,8 @@ class LengthBias(Detector):
         if len(longer) < self.window:
             return None
         ratio = statistics.median(values(longer[-self.window :]))
-        lengths = values(points(course, "length/mean"))
+        own = bool(points(course, "reward/mean"))  # stored pairs have lengths too, of what the policy did not write
+        lengths = values(points(course, "length/mean")) if own else []
         growth = 1.0
         if lengths:
             if len(lengths) < 2 * self.window:
