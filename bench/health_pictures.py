@@ -61,7 +61,7 @@ def draw(file: Path, row: Row, wrong: Curve, healthy: Curve, what: str) -> None:
     last = max(step for step, _ in (*wrong, *healthy))
     axes.set_xlim(0, last)
     mark(axes, row["since"], row["step"], last)
-    axes.set_ylabel(row["metric"], fontsize=10, color=INK)
+    axes.set_ylabel(row["metric"], fontsize=9, color=INK)
     axes.set_xlabel("training step", fontsize=9, color=INK)
     axes.tick_params(labelsize=9, colors=INK)
     axes.grid(color=GRID, linewidth=0.8)

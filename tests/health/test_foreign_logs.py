@@ -360,12 +360,12 @@ def test_a_mapping_names_metrics_of_ours(name: str) -> None:
 
 @pytest.mark.parametrize("name", names.BUILT_IN)
 def test_the_page_has_the_whole_mapping(name: str) -> None:
-    page, found = (ROOT / "docs" / "health-doctor.md").read_text(encoding="utf-8"), content(name)
+    page, found = (ROOT / "docs" / "health.md").read_text(encoding="utf-8"), content(name)
     title = found["name"]
     rows = [f"| `{e['from']}` | `{e['to']}` | {e.get('note', '')} |" for e in found["metrics"]]
     table = "\n".join([f"| {title} | here | |", "|---|---|---|", *rows]).replace("|  |", "| |")
-    assert table in page, f"docs/health-doctor.md:\n{table}"
+    assert table in page, f"docs/health.md:\n{table}"
     left = "\n".join(
         [f"| {title}, not taken | since it is |", "|---|---|", *(f"| `{k}` | {v} |" for k, v in found["not_mapped"].items())]
     )
-    assert left in page, f"docs/health-doctor.md:\n{left}"
+    assert left in page, f"docs/health.md:\n{left}"
