@@ -161,8 +161,10 @@ def test_a_missing_vllm_or_server_is_told_before_a_model_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = call(capsys, *SMALL, "rollout=vllm")
-    assert answer.code == 2 and "pip install vllm" in answer.err
+    monkeypatch.setattr(Policy, "load", lambda *given: pytest.fail("a model loads"))
+    for words in (SMALL, ["evaluate", "tiny_random"], ["pairs", "tiny_random"]):
+        answer = call(capsys, *words, "rollout=vllm")
+        assert answer.code == 2 and "pip install vllm" in answer.err, answer
     answer = call(capsys, *SMALL, "rollout=vllm", "rollout.url=http://127.0.0.1:9", "rollout.timeout=0.2")
     assert answer.code == 2 and "rollout.url=http://127.0.0.1:9: no answer to /v1/models in 0.2 s" in answer.err
     assert "docs/engines.md" in answer.err and (Path(__file__).parents[1] / "docs" / "engines.md").is_file()

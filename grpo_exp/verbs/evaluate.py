@@ -101,6 +101,7 @@ def _evaluate(config: Config, subject: Subject, split: str) -> tuple[Evaluation,
         if by_pairs:
             check_heldout(config, data)
         else:
+            config.rollout.check()
             check_reward(config, data.heldout)
         machine = prepare(config.hardware, config.model.dtype)
         policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)

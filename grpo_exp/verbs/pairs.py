@@ -79,6 +79,7 @@ def _made(config: Config, subject: Subject) -> tuple[list[Row], Dataset]:
     from grpo_exp.stop import StopSignals
 
     with StopSignals() as stop, stop.at_once("before the pairs were made"):
+        config.rollout.check()
         data = load_data(config)
         check_reward(config, data.train)
         machine = prepare(config.hardware, config.model.dtype)
