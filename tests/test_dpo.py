@@ -163,7 +163,7 @@ def trained(folder: Path, *words: str) -> list[Row]:
     composed = compose([*BASE, *words])
     plain = config.resolved(composed)
     folder.mkdir(parents=True, exist_ok=True)
-    run.train(config.build(composed), plain, set(), folder, lambda step, value: None)
+    run.train(config.build(composed), plain, set(), folder)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -294,7 +294,7 @@ def train(folder: Path, *words: str) -> list[dict[str, Any]]:
     folder.mkdir(parents=True)
     (folder.parent / "rewards.py").write_text(REWARD)
     composed = compose([*BASE, f"reward.path={folder.parent / 'rewards.py'}:digits", *words])
-    run.train(config.build(composed), config.resolved(composed), set(), folder, hook=lambda step, value: None)
+    run.train(config.build(composed), config.resolved(composed), set(), folder)
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for row in found if row["kind"] == "train"]
 

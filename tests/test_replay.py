@@ -276,7 +276,7 @@ def train(folder: Path, *words: str) -> list[dict[str, Any]]:
             *("optim.warmup_steps=0", "checkpoint.export=false", f"reward.path={folder.parent / 'rewards.py'}:digits", *words),
         ]
     )
-    run.train(config.build(composed), config.resolved(composed), set(), folder, hook=lambda step, value: None)
+    run.train(config.build(composed), config.resolved(composed), set(), folder)
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for row in found if row["kind"] == "train"]
 

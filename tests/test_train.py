@@ -68,7 +68,7 @@ def train(folder: Path, *words: str, reward: str = "digits") -> list[Row]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder.parent / "rewards.py").write_text(REWARDS)
     composed = compose([*BASE, f"reward.path={folder.parent / 'rewards.py'}:{reward}", *words])
-    run.train(config.build(composed), config.resolved(composed), set(), folder, hook=lambda step, value: None)
+    run.train(config.build(composed), config.resolved(composed), set(), folder)
     return rows(folder / "metrics.jsonl")
 
 
@@ -292,7 +292,7 @@ EVAL_NAMES = ["eval/pass@1", "eval/pass@k", "eval/maj@k", "eval/format", "eval/l
 
 def test_rows_have_the_names_of_the_contract(tmp_path: Path) -> None:
     composed = compose([*(w for w in BASE if w != "reward=custom"), "steps=2", "eval.every=1"])
-    run.train(config.build(composed), config.resolved(composed), set(), tmp_path, hook=lambda step, value: None)
+    run.train(config.build(composed), config.resolved(composed), set(), tmp_path)
     found = rows(tmp_path / "metrics.jsonl")
     assert [(row["kind"], row["step"]) for row in found] == [("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2)]
     for row in found:
