@@ -57,7 +57,8 @@ def work(runs: Runs) -> float | None:
     torch.set_num_threads(1)
     count = 0
     for name, words in runs.words.items():
-        composed = compose(read([*BASE, *words]))
+        stored = "data=preferences" in words  # which has no numbers of items
+        composed = compose(read([*(w for w in BASE if not (stored and w.startswith("data."))), *words]))
         with join(given(os.environ), runs.timeout) as ranks:
             count, folder = ranks.count, runs.folder / name
             plain = config.resolved(composed)

@@ -116,11 +116,10 @@ def test_the_same_experiment_on_any_number(count: int, words: dict[str, list[str
 
 
 def troubled(trouble: str, timeout: float = 60, count: int = 2) -> tuple[BaseException, float]:
-    """Runs in which something happens: the error that they end with, and how long that took."""
-    began = time.monotonic()
+    """Runs in which something happens: the error that they end with, and how long after the newest checkpoint that came."""
     with pytest.raises((RunError, Stopped)) as ended:
         processes.run(work, Runs(Path.cwd(), {"run": ["steps=4"]}, trouble, timeout), count, timeout)
-    return ended.value, time.monotonic() - began
+    return ended.value, time.time() - max(path.stat().st_mtime for path in Path("run/checkpoints").glob("*/manifest.json"))
 
 
 def test_a_rank_that_dies_ends_the_run() -> None:
@@ -145,7 +144,7 @@ def test_a_rank_that_hangs_is_named_within_the_limit(count: int) -> None:
     assert isinstance(error, RankError) and error.exit_code == 3
     assert "rank 1 (process" in str(error) and "has not answered for 15 s (hardware.rank_timeout)" in str(error)
     assert "rank 0" not in str(error) and "rank 2" not in str(error)
-    assert kept(Path("run")) == [1] and took < 15 + processes.PATIENCE + 60  # these for the start
+    assert kept(Path("run")) == [1] and 15 < took < 15 + processes.PATIENCE + 30  # these for what comes before it hangs
 
 
 @pytest.mark.slow
