@@ -207,6 +207,8 @@ def _begin(work: Work, job: Any, place: Place, mouth: Connection, parent: int) -
         if os.getppid() != parent:
             os._exit(3)
     os.environ.update(place.environment())
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # it would look for the host's name, which may have no address
     try:
         mouth.send(("done", work(job)))
     except GrpoError as error:

@@ -71,8 +71,8 @@ def numbers(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if k not in ("seconds", "kind") and not k.startswith(timed)} for row in found]
 
 
-def assert_same(one: Path, other: Path) -> None:
-    """Two folders of the same run: samples to the token, gradients, advantages and metrics up to rounding."""
+def assert_same_rows(one: Path, other: Path) -> None:
+    """Two folders of the same run: samples to the token, metrics up to rounding."""
     for name, keys in (("samples.jsonl", ("step", "prompt", "completion", "length")), ("eval.jsonl", ())):
         if not (one / name).exists():
             assert not (other / name).exists()
@@ -85,6 +85,11 @@ def assert_same(one: Path, other: Path) -> None:
     for a, b in zip(numbers(one), numbers(other), strict=True):
         assert a.keys() == b.keys()
         assert b == pytest.approx(a, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """The same, and gradients and advantages."""
+    assert_same_rows(one, other)
     a, b = (torch.load(folder / NOTED) for folder in (one, other))
     for name in ("advantages", "gradients"):
         assert len(a[name]) == len(b[name])
@@ -233,6 +238,20 @@ def test_in_a_sweep_each_trial_has_its_processes(capsys: pytest.CaptureFixture[s
         found = card(Path("sweep", number))
         assert found["status"] == "finished" and found["trial"] == int(number) and found["hardware"]["processes"] == 2
         assert json.loads(Path("sweep", number, "trial.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_health_check_sends_all_ranks_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first rank decides; all go on from the same checkpoint with another lr, and in the end are the run alone."""
+    kl = "health.detectors.kl_explosion"
+    back = [f"{kl}.window=2", f"{kl}.median=1e-12", f"{kl}.action=rollback", "health.rollback.lr_factor=0.1"]
+    back += ["health.rollback.times=1", "steps=4", "health.rollback.beta_factor=1"]
+    for name, count in (("alone", 1), ("several", 2)):
+        call(capsys, *BASE, *back, f"hydra.run.dir={name}", f"hardware.processes={count}")
+    one, other = card(Path("alone")), card(Path("several"))
+    assert other["rollbacks"] == one["rollbacks"] and other["status"] == one["status"]
+    assert other["rollbacks"][0]["changes"]["lr"] == [1e-3, 1e-4] and other["rollbacks"][0]["done"]
+    assert_same_rows(Path("alone"), Path("several"))
 
 
 @pytest.mark.slow
