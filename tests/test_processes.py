@@ -237,7 +237,7 @@ def test_in_a_sweep_each_trial_has_its_processes(capsys: pytest.CaptureFixture[s
     for number in ("0", "1"):
         found = card(Path("sweep", number))
         assert found["status"] == "finished" and found["trial"] == int(number) and found["hardware"]["processes"] == 2
-        assert json.loads(Path("sweep", number, "trial.json").read_text())["state"] == "finished"
+        assert json.loads(Path("sweep", number, "trial.json").read_text())["state"] == "complete"
 
 
 @pytest.mark.slow
