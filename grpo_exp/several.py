@@ -109,7 +109,7 @@ class Several(Ranks):
                 parameter.grad = grad.copy_(part.view_as(grad))
 
     def check_same(self, what: str, numbers: Callable[[], list[float]]) -> None:
-        found = self.exchange(numbers())
+        found = self.exchange([repr(number) for number in numbers()])  # NaN is not equal to itself, but is written alike
         if different := [name for name, other in zip(self.names, found, strict=True) if other != found[0]]:
             raise RankError(
                 f"{what} of {', '.join(different)} are not those of {self.names[0]}, so that the ranks no longer run the same "
