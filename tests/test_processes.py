@@ -149,7 +149,7 @@ def test_a_rank_that_hangs_is_named_within_the_limit(count: int) -> None:
     assert isinstance(error, RankError) and error.exit_code == 3
     assert "rank 1 (process" in str(error) and "has not answered for 15 s (hardware.rank_timeout)" in str(error)
     assert "rank 0" not in str(error) and "rank 2" not in str(error)
-    assert kept(Path("run")) == [1] and 15 < took < 15 + processes.PATIENCE + 30  # these for what comes before it hangs
+    assert kept(Path("run")) == [1] and 15 < took < 15 + processes.PATIENCE + 90  # these for what comes before it hangs
 
 
 @pytest.mark.slow
