@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from grpo_exp.command_line import ROOT, Request, options, parse, read
 from grpo_exp.compose import compose, explain, is_sweep, register, sweep_config
 from grpo_exp.errors import ConfigError, GrpoError, InputError, RunError, Stopped, Unhealthy
+from grpo_exp.ranks import given
 from grpo_exp.track.wording import said
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ def launch(words: list[str]) -> int:
     """
     register()
     request = read(words)
+    if is_sweep(request) and given(os.environ) is not None:
+        raise InputError(
+            "a sweep starts the processes of its runs itself: give its command once, without torchrun, accelerate or srun -n, "
+            "and hardware.processes=N"
+        )
     checked = check(request) if request.trains else None
     jobs = _Jobs(checked)
 

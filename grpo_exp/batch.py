@@ -370,6 +370,11 @@ class LossSum:
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     maxima: dict[str, Tensor] = field(default_factory=dict)
 
+    def told(self, total: Tensor) -> LossSum:
+        """The numbers alone, on the CPU and without gradient, with another total."""
+        sums = {name: (x.detach().cpu(), count.detach().cpu()) for name, (x, count) in self.sums.items()}
+        return LossSum(total.detach().cpu(), sums, {name: x.detach().cpu() for name, x in self.maxima.items()})
+
 
 def _check(**named: tuple[Tensor, tuple[str, ...]]) -> None:
     """Raise ValueError unless every tensor has the named dimensions and equal names have equal sizes."""

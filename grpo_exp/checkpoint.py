@@ -164,6 +164,17 @@ class Checkpoints:
                 shutil.rmtree(self.folder / f"step-{step:06d}", ignore_errors=True)
 
 
+class Unwritten(Checkpoints):
+    """Those of a run that another process writes."""
+
+    def save(self, step: int, state: State, objective: float | None) -> Path:
+        return self.folder / f"step-{step:06d}"
+
+    def rate(self, step: int, objective: float | None) -> None: ...
+
+    def recall(self) -> None: ...
+
+
 def load(folder: Path) -> State:
     """Read one, every file checked against the manifest.
 

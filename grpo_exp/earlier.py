@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_exp import config as configuration
 from grpo_exp.errors import CheckpointError, ConfigError, InputError
+from grpo_exp.ranks import Ranks
 from grpo_exp.schema import shown
 from grpo_exp.track.wording import part
 
@@ -20,7 +21,7 @@ LONGER = ("steps", "experience.max_tokens")
 """Options that make a run longer and change nothing else."""
 BESIDE = ("track", "checkpoint", "hardware", "health", "name")
 """Options that what is trained and measured does not depend on, up to rounding."""
-EXACT = {"hardware": ("device", "dtype", "threads", "cpu"), "batch": ("rollout_rows", "eval_rows", "update_rows")}
+EXACT = {"hardware": ("device", "dtype", "threads", "cpu", "processes"), "batch": ("rollout_rows", "eval_rows", "update_rows")}
 """What of a run card must be as it was for the same numbers bit for bit; so must the versions of the libraries."""
 
 
@@ -99,6 +100,21 @@ def find(folder: Path, plain: dict[str, Any], secrets: set[str], back_to: int | 
     if other and state:
         back_to = state.progress["step"]
     return Earlier(card, False, state, notes, other if state else [], same_machine, back_to)
+
+
+def same(found: Earlier, folder: Path, ranks: Ranks) -> Earlier:
+    """What the first rank found, on every rank: each reads the weights from the checkpoint itself.
+
+    Raises:
+        CheckpointError: this one cannot; the run's folder must be seen by all machines.
+    """
+    step = None if found.state is None else found.state.progress["step"]
+    told, step = ranks.from_first(lambda: (replace(found, state=None), step))
+    if ranks.first or step is None:
+        return found if ranks.first else told
+    from grpo_exp.checkpoint import load
+
+    return replace(told, state=load(folder / "checkpoints" / f"step-{step:06d}"))
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:

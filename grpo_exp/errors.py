@@ -9,7 +9,8 @@
     │   ├── RewardError         a reward raised, or returned something that is not a number
     │   ├── NumericsError       losses, gradients or weights that are not finite
     │   ├── OutOfMemoryError    memory that is too small for a single row
-    │   └── CheckpointError     a checkpoint that cannot be written or read
+    │   ├── CheckpointError     a checkpoint that cannot be written or read
+    │   └── RankError           one of the run's processes has ended or does not answer
     ├── Pruned              0   a sweep ended the run early because others do better; that is an answer, not a failure
     ├── Unhealthy           3   a health check ended the run; a checkpoint was written first
     │   └── RolledBack          the run goes on from an earlier checkpoint with other options; none of it reaches a person
@@ -78,6 +79,10 @@ class OutOfMemoryError(RunError):
 
 class CheckpointError(RunError):
     """A checkpoint cannot be written or read."""
+
+
+class RankError(RunError):
+    """One of the processes that run an experiment together has ended, or does not answer."""
 
 
 class Pruned(GrpoError):

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from grpo_exp.batch import Example
+from grpo_exp.batch import Example, Rollout
 from grpo_exp.experience import EVAL_STREAM, sample_rows
 from grpo_exp.memory import Rows
 from grpo_exp.metrics import RIGHT_ABOVE, Metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import PromptOrder
+from grpo_exp.ranks import ALONE, Ranks
 from grpo_exp.rewards.base import Reward, RewardSum
+from grpo_exp.rollout import shared
 from grpo_exp.rollout.base import Engine, Sampling
 from grpo_exp.rows.marks import item_key
 from grpo_exp.stats import Interval, bootstrap_mean, paired_difference, pass_at_k
@@ -89,12 +90,20 @@ class HeldOut(Protocol):
 
 
 class Evaluator:
-    """Asks the held-out items and scores the answers."""
+    """Asks the held-out items and scores the answers. Of several ranks each asks its share, and the first scores all."""
 
     def __init__(
-        self, policy: Policy, engine: Engine, rewards: RewardSum, examples: Sequence[Example], options: EvalOptions, rows: Rows
+        self,
+        policy: Policy,
+        engine: Engine,
+        rewards: RewardSum,
+        examples: Sequence[Example],
+        options: EvalOptions,
+        rows: Rows,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.policy, self.engine, self.rewards, self.options, self.rows = policy, engine, rewards, options, rows
+        self.ranks = ranks
         count = min(options.max_items or len(examples), len(examples))
         self.examples = [examples[i] for i in sorted(PromptOrder(examples, seed=0, memory=0).take(count))]
         self._about = [{"category": example.category, "item": item_key(example)} for example in self.examples]
@@ -103,12 +112,12 @@ class Evaluator:
         options = self.options
         sampling = Sampling(options.temperature, options.max_new_tokens, options.samples, (options.seed, EVAL_STREAM, 0))
         prompts = self.policy.prompts(self.examples)
-        rollout = self.rows.attempt(
-            partial(self.engine.sample, self.policy, prompts, sampling),
-            "evaluation",
-            prompts.tokens.shape[1],
-            options.max_new_tokens,
-        )
+        rollout = shared.sample(self.engine, self.policy, prompts, sampling, self.rows, self.ranks, "evaluation")
+        return self.ranks.from_first(lambda: self._scored(rollout, step))
+
+    def _scored(self, rollout: Rollout, step: int) -> Evaluation:
+        """What the answers are worth."""
+        options = self.options
         with self.rewards.unmoved():
             rewards = self.rewards(rollout.completions(steps=step))
         answers = [self.rewards.outcome_part.answer(text) for text in rollout.texts]

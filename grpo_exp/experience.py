@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +19,10 @@ from grpo_exp.metrics import Metrics, reward_metrics, text_metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import Order
+from grpo_exp.ranks import ALONE, Ranks
 from grpo_exp.replay import Replay, ReplayOptions
 from grpo_exp.rewards.base import RewardSum
+from grpo_exp.rollout import shared
 from grpo_exp.rollout.base import Engine, Sampling
 
 TRAIN_STREAM, EVAL_STREAM, MINIBATCH_STREAM, REPLAY_STREAM, DROPOUT_STREAM = range(5)
@@ -131,6 +132,9 @@ class Online:
     a shaped reward differs within nearly every group. Where no group at all is kept, the step learns from its first round as
     it is. Metrics, samples and tokens are those of all rounds: they describe the policy and what it cost. Left out: more
     prompts in a round than are missing, which trades tokens for rounds.
+
+    Of several ranks each samples its share, and the first scores all, as it would alone: a reward may remember, draw lots, or
+    look at all samples together. So every rank has the same batch.
     """
 
     def __init__(
@@ -144,9 +148,11 @@ class Online:
         prompts_per_step: int,
         rows: Rows,
         options: ExperienceOptions,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.policy, self.engine, self.rewards, self.examples, self.order = policy, engine, rewards, examples, order
         self.sampling, self.count, self.rows, self.options = sampling, prompts_per_step, rows, options
+        self.ranks = ranks
         self.replay = Replay(options.replay, (sampling.key[0], REPLAY_STREAM))
 
     def draw(self, step: int) -> Experience:
@@ -193,14 +199,9 @@ class Online:
         prompts = self.policy.prompts([self.examples[i] for i in indices])
         seed, stream, _ = self.sampling.key
         sampling = dataclasses.replace(self.sampling, key=(seed, stream, step), first_prompt=asked)
-        rollout = self.rows.attempt(
-            partial(self.engine.sample, self.policy, prompts, sampling),
-            "sampling",
-            prompts.tokens.shape[1],
-            sampling.max_new_tokens,
-        )
+        rollout = shared.sample(self.engine, self.policy, prompts, sampling, self.rows, self.ranks, "sampling")
         sampled = time.perf_counter()
-        rewards = self.rewards(rollout.completions(steps=step - 1))
+        rewards = self.ranks.from_first(lambda: self.rewards(rollout.completions(steps=step - 1)))
         different = contrast(rewards.outcome, rollout.group.cpu())
         by_prompt = different[:: self.sampling.samples]  # [B], rows being ordered by prompt
         self.order.record(indices, by_prompt.tolist())

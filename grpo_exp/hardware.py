@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_exp.errors import ConfigError
 from grpo_exp.options import option
+from grpo_exp.ranks import ALONE, Ranks
 
 GLIBC = {"M_MMAP_THRESHOLD": (-3, 2**30), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 2**26)}
 """mallopt(3): blocks below a GiB come from the heap, which is not cut down and grows by 64 MiB at a time."""
@@ -25,6 +26,8 @@ class HardwareOptions:
     rollout_rows: Any = option("rows sampled at a time; auto fits them into memory")
     update_rows: Any = option("rows in one micro-batch of the update; auto fits them into memory")
     keep_memory: bool = option("hold freed memory for the next step instead of giving it back to the system (glibc)")
+    processes: int = option("processes of this machine that share the run; under torchrun or srun those it starts count", low=1)
+    rank_timeout: float = option("with several processes: seconds that one may wait for another before the run ends", low=1)
 
     def __post_init__(self) -> None:
         for key in ("rollout_rows", "update_rows"):
@@ -35,17 +38,19 @@ class HardwareOptions:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the options came to: torch device and dtype."""
+    """What the options came to: torch device and dtype, processes of the run, and how many of them share the memory."""
 
     device: Any
     dtype: Any
+    processes: int = 1
+    sharing: int = 1
 
 
-def prepare(options: HardwareOptions, dtype: str) -> Machine:
-    """Choose the device and set the threads.
+def prepare(options: HardwareOptions, dtype: str, ranks: Ranks = ALONE) -> Machine:
+    """Choose the device and set the threads. Several processes of one machine take a GPU each, or a share of the cores.
 
     Raises:
-        ConfigError: a GPU is asked for and there is none.
+        ConfigError: a GPU is asked for and there is none, or there are fewer than processes.
     """
     import torch
 
@@ -55,13 +60,28 @@ def prepare(options: HardwareOptions, dtype: str) -> Machine:
         )
     name = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     device = torch.device(name)
+    if name == "cuda" and ranks.count > 1:
+        if ranks.here > torch.cuda.device_count():
+            raise ConfigError(
+                f"{ranks.here} processes of this machine take a GPU each, and torch sees {torch.cuda.device_count()}. Use as "
+                "many processes, or hardware.device=cpu"
+            )
+        device = torch.device(name, ranks.local)
+        torch.cuda.set_device(device)
     if options.threads:
         torch.set_num_threads(options.threads)
+    elif ranks.here > 1:
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores() // ranks.here)))
     if options.keep_memory:
         keep_memory()
     if dtype == "auto":
         dtype = "bfloat16" if name == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-    return Machine(device, getattr(torch, dtype))
+    return Machine(device, getattr(torch, dtype), ranks.count, ranks.here if name == "cpu" else 1)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_memory() -> None:
@@ -77,11 +97,11 @@ def keep_memory() -> None:
             libc.mallopt(parameter, value)
 
 
-def fit_rows(wanted: Any, rows: int, bytes_a_row: float, device: Any) -> int:
+def fit_rows(wanted: Any, rows: int, bytes_a_row: float, machine: Machine) -> int:
     """How many rows to take at a time: as asked, or as many as a third of the free memory holds, at most all."""
     if wanted != "auto":
         return min(int(wanted), rows)
-    return max(1, min(rows, int(free_bytes(device) / 3 / bytes_a_row)))
+    return max(1, min(rows, int(free_bytes(machine.device) / machine.sharing / 3 / bytes_a_row)))
 
 
 def free_bytes(device: Any) -> int:
@@ -108,6 +128,7 @@ def describe(machine: Machine) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cpu": cpu,
         "cores": os.cpu_count(),
+        "processes": machine.processes,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
     }
     return card | ({"gpu": torch.cuda.get_device_name(machine.device)} if machine.device.type == "cuda" else {})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from grpo_exp.algos.base import Algorithm
-from grpo_exp.batch import Outputs, TokenBatch
+from grpo_exp.batch import LossSum, Outputs, TokenBatch
 from grpo_exp.errors import NumericsError
 from grpo_exp.experience import MINIBATCH_STREAM
 from grpo_exp.losses import importance_weights
@@ -18,14 +18,19 @@ from grpo_exp.memory import Rows
 from grpo_exp.metrics import Meter, Metrics, drift_metrics, mismatch_metrics, replay_metrics, value_metrics
 from grpo_exp.optim import Optimizer
 from grpo_exp.policy import Policy
+from grpo_exp.ranks import ALONE, Ranks
 
 
 class Learner:
     """Learns from batches, the same ones with the same result however many rows fit into memory at a time.
 
+    Of several ranks each computes the log-probs and the gradients of its share of the rows; all that is decided by them is
+    decided by those of all rows, on every rank alike.
+
     Args:
         rows: rows in one micro-batch, of the update and of the passes before it.
         tell: told what a person should read.
+        ranks: who shares the work.
     """
 
     def __init__(
@@ -38,9 +43,10 @@ class Learner:
         seed: int,
         temperature: float,
         tell: Callable[[str], None],
+        ranks: Ranks = ALONE,
     ) -> None:
         self.policy, self.algorithm, self.optimizer, self.rows = policy, algorithm, optimizer, rows
-        self.seed, self.tell = seed, tell
+        self.seed, self.tell, self.ranks = seed, tell, ranks
         self.temperature = temperature if algorithm.online else 1.0
 
     # ---- before the update
@@ -74,14 +80,15 @@ class Learner:
 
     def _forward(self, batch: TokenBatch) -> Outputs:
         """All rows without gradient, micro-batch by micro-batch as in the update."""
+        own = self.ranks.own(batch)
 
-        def outputs(rows: int) -> Outputs:
-            whole = _Gathered(batch)
-            for index, micro in batch.split(rows):
-                whole.put(index, self.policy.forward(micro, self.temperature))
-            return whole.outputs()
+        def outputs(rows: int) -> Outputs | None:
+            gathered = _Gathered(own)
+            for index, micro in own.split(rows):
+                gathered.put(index, self.policy.forward(micro, self.temperature))
+            return gathered.outputs()
 
-        return self.rows.attempt(outputs, "the log-probs", *_widths(batch))
+        return self.ranks.whole(batch, self.rows.attempt(outputs, "the log-probs", *_widths(batch)))
 
     # ---- the update
 
@@ -97,9 +104,9 @@ class Learner:
         parts = self._minibatches(batch, step)
         for number, rows in enumerate(parts):
             part = batch if rows is None else batch.rows(rows)
-            now, loss, meter = self._accumulate(part, meter)
+            now, loss = self._accumulate(part, meter)
             if number == 0:
-                first = self._first_pass(batch, part, now)
+                first = self._first_pass(batch, part, self.ranks.whole(part, now))
             losses.append(loss)
             taken = self.optimizer.step(step, loss)
             if taken is None:
@@ -150,29 +157,41 @@ class Learner:
             parts += [(part[:, None] * batch.unit + torch.arange(batch.unit, device=part.device)).flatten() for part in units]
         return parts
 
-    def _accumulate(self, batch: TokenBatch, meter: Meter) -> tuple[Outputs, float, Meter]:
-        """Gradients of one optimizer step: what the policy said, the loss, and the sums with its own added."""
-        return self.rows.attempt(lambda rows: self._gradients(batch, copy.deepcopy(meter), rows), "the update", *_widths(batch))
+    def _accumulate(self, batch: TokenBatch, meter: Meter) -> tuple[Outputs | None, float]:
+        """Gradients of one optimizer step, of all ranks together, and the loss; `meter` is given the sums of each micro-batch.
 
-    def _gradients(self, batch: TokenBatch, meter: Meter, rows: int) -> tuple[Outputs, float, Meter]:
-        """As above, micro-batch by micro-batch of at most so many rows; gradients that were there before are forgotten."""
+        Returns what the policy said of this rank's rows, None where it has none.
+        """
+        own, count = self.ranks.own(batch), self.algorithm.count(batch).clamp(min=1)  # 0 where every row is left out of it
+        gradients = partial(self._gradients, own, count)
+        now, losses = self.rows.attempt(gradients, "the update", *_widths(batch))
+        if self.algorithm.idle(batch).all():  # a gradient of 0, which AdamW's memory of earlier ones still moves
+            for parameter in self.optimizer.parameters:
+                parameter.grad = torch.zeros_like(parameter)
+        self.ranks.sum_gradients([p for group in self.optimizer.groups.values() for p in group])
+        losses = [loss for found in self.ranks.exchange(losses) for loss in found]
+        for loss in losses:
+            meter.add(loss)
+        return now, sum((float(loss.total) for loss in losses), 0.0)
+
+    def _gradients(self, batch: TokenBatch, count: Tensor, rows: int) -> tuple[Outputs | None, list[LossSum]]:
+        """Those of some rows, micro-batch by micro-batch of at most so many; gradients that were there before are forgotten.
+
+        `count` divides the loss. Returns what the policy said, and the losses, each of them divided.
+        """
         self.optimizer.clear()
-        count = self.algorithm.count(batch).clamp(min=1)  # 0 where every row is left out of the loss
-        whole, total, idle = _Gathered(batch), 0.0, self.algorithm.idle(batch)
+        gathered, losses, idle = _Gathered(batch), [], self.algorithm.idle(batch)
         for index, micro in _micro_batches(batch, idle, rows):
             learns = not bool(idle[index].all())
             with torch.set_grad_enabled(learns):
                 now = self.policy.forward(micro, self.temperature, train=True, entropy_gradient=self.algorithm.entropy_gradient)
                 loss = self.algorithm.loss(now, micro)
+            mean = loss.total / count
             if learns:
-                (loss.total / count).backward()
-            meter.add(loss)
-            total += float(loss.total.detach() / count)
-            whole.put(index, now)
-        if idle.all():  # a gradient of 0, which AdamW's memory of earlier ones still moves
-            for parameter in self.optimizer.parameters:
-                parameter.grad = torch.zeros_like(parameter)
-        return whole.outputs(), total, meter
+                mean.backward()
+            losses.append(loss.told(mean))
+            gathered.put(index, now)
+        return gathered.outputs(), losses
 
     def _first_pass(self, batch: TokenBatch, part: TokenBatch, now: Outputs) -> Metrics:
         """What is measured before the first optimizer step on a batch, on rows that the policy as it still is sampled.
@@ -232,5 +251,6 @@ class _Gathered:
             if x is not None:
                 self._fields.setdefault(name, torch.zeros_like(self._like))[index, : x.shape[1]] = x.detach()
 
-    def outputs(self) -> Outputs:
-        return Outputs(**self._fields)
+    def outputs(self) -> Outputs | None:
+        """None where the batch has no rows."""
+        return Outputs(**self._fields) if self._fields else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from grpo_exp.experience import Experience, Ordered
 from grpo_exp.memory import Rows
 from grpo_exp.policy import Policy
 from grpo_exp.prompt_order import Order, PromptOrder
+from grpo_exp.ranks import ALONE, Ranks
 
 _SIDES = ("chosen", "rejected")
 
@@ -87,16 +89,25 @@ class PairEvaluator:
     """Measures on held-out pairs how often the chosen completion is preferred, in the algorithm's own sense."""
 
     def __init__(
-        self, policy: Policy, algorithm: Algorithm, examples: Sequence[Example], options: EvalOptions, rows: Rows
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        examples: Sequence[Example],
+        options: EvalOptions,
+        rows: Rows,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.policy, self.algorithm, self.options, self.rows = policy, algorithm, options, rows
+        self.policy, self.algorithm, self.options, self.rows, self.ranks = policy, algorithm, options, rows, ranks
         count = min(options.max_items or len(examples), len(examples))
         self.examples = [examples[i] for i in sorted(PromptOrder(examples, seed=0, memory=0).take(count))]
 
     @torch.no_grad()
     def __call__(self, step: int) -> Evaluation:
         longest = max(len(self.policy.prompt_ids(e)[0]) for e in self.examples)
-        parts = self.rows.attempt(self._preferences, "evaluation", longest, self.options.max_new_tokens)
+        share = self.ranks.share(len(self.examples))
+        own = [self.examples[i] for i in share]
+        mine = self.rows.attempt(partial(self._preferences, own), "evaluation", longest, self.options.max_new_tokens)
+        parts = [part for found in self.ranks.exchange(mine) for part in found]
         preference = torch.cat([margin for margin, _ in parts])  # [pairs]
         texts = [text for _, part in parts for text in part]
         rows = [
@@ -108,9 +119,9 @@ class PairEvaluator:
         items = {"eval/pair_accuracy": accuracy, "eval/pair_margin": preference}
         return Evaluation(items, rows, 0)
 
-    def _preferences(self, rows: int) -> list[tuple[Tensor, list[str]]]:
+    def _preferences(self, examples: list[Example], rows: int) -> list[tuple[Tensor, list[str]]]:
         size = max(1, rows // 2)
-        return [self._preference(self.examples[i : i + size]) for i in range(0, len(self.examples), size)]
+        return [self._preference(examples[i : i + size]) for i in range(0, len(examples), size)]
 
     def _preference(self, examples: list[Example]) -> tuple[Tensor, list[str]]:
         """How much each chosen completion is preferred, `[pairs]`, and the prompts' texts."""

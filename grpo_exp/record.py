@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_exp import remedy
-from grpo_exp.errors import GrpoError, InputError, Pruned, RolledBack, RunError, Stopped, Unhealthy
-from grpo_exp.track.files import FileTracker
+from grpo_exp.errors import DataError, GrpoError, InputError, Pruned, RankError, RolledBack, RunError, Stopped, Unhealthy
+from grpo_exp.ranks import ALONE, Ranks
+from grpo_exp.track.files import FileTracker, json_text, read_object, write_whole
 from grpo_exp.track.redact import without_secrets
 from grpo_exp.track.wording import lines
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 class Record:
     """Keeps run.json true however the run ends, and turns what was not foreseen into a RunError."""
 
-    def __init__(self, folder: Path, config: Config, before: dict[str, Any] | None = None) -> None:
-        """`before` is the card of a run that goes on, to be kept where that fails before it has begun."""
-        self.folder, self.config = folder, config
+    def __init__(self, folder: Path, config: Config, before: dict[str, Any] | None = None, ranks: Ranks = ALONE) -> None:
+        """`before` is the card of a run that goes on, to be kept where that fails before it has begun. Of several ranks the
+        first alone writes."""
+        self.folder, self.config, self.ranks = folder, config, ranks
         about = {"name": config.root.name, "status": "running", "objective": None, "folder": str(folder)}
         self.card: dict[str, Any] = (before or {}) | about
         self.tracker: Tracker | None = None
@@ -52,6 +54,20 @@ class Record:
         Raises:
             RunError: in place of any error but InputError, Pruned, Stopped, Unhealthy and KeyboardInterrupt.
         """
+        foreseen = not isinstance(error, Exception) or isinstance(error, (InputError, Pruned, Stopped, Unhealthy))
+        where = self.folder / ("error.txt" if self.ranks.first else f"error-rank-{self.ranks.rank}.txt")
+        if not foreseen:
+            with contextlib.suppress(OSError):  # on a full disk the message below is all there is
+                where.write_text(lines(without_secrets("".join(traceback.format_exception(error)))), encoding="utf-8")
+        if self.ranks.first:
+            with contextlib.nullcontext() if foreseen else contextlib.suppress(GrpoError):  # likewise
+                self._finish(error, foreseen)
+        if isinstance(error, Exception) and not foreseen:
+            kind = RankError if isinstance(error, RankError) else RunError
+            raise kind(f"{self._reason(error)}. The traceback is in {where}") from error
+
+    def _finish(self, error: BaseException | None, foreseen: bool) -> None:
+        """Write the card, in whatever place there is, as it is at the end."""
         from grpo_exp.card import closing
 
         if error is not None:
@@ -63,16 +79,9 @@ class Record:
                 steps = self.trainer.checkpoints.steps()
                 self.card["rollbacks"] = remedy.recorded(self.card, error.finding, steps, self.config)
         self.card["wall_seconds"] = round(time.perf_counter() - self.started, 2)
-        if not isinstance(error, Exception) or isinstance(error, (InputError, Pruned, Stopped, Unhealthy)):
-            if self.tracker is not None:
-                self.tracker.finish(self.card)
-            return
-        where = self.folder / "error.txt"
-        with contextlib.suppress(OSError):  # on a full disk the message below is all there is
-            where.write_text(lines(without_secrets("".join(traceback.format_exception(error)))), encoding="utf-8")
-        with contextlib.suppress(GrpoError):  # likewise
-            (self.tracker or FileTracker(self.folder)).finish(self.card)
-        raise RunError(f"{self._reason(error)}. The traceback is in {where}") from error
+        tracker = self.tracker or (None if foreseen else FileTracker(self.folder))
+        if tracker is not None:
+            tracker.finish(self.card)
 
     def _reason(self, error: Exception) -> str:
         """What went wrong, in a line, and what to do about it where that is known."""
@@ -88,6 +97,14 @@ class Record:
                 "model.gradient_checkpointing=true"
             )
         return f"the run failed: {type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+def lost(folder: Path, error: RankError) -> None:
+    """Say in run.json that the run has failed, where the process that keeps it could not."""
+    with contextlib.suppress(DataError, RunError, OSError):
+        card = read_object(folder / "run.json")
+        if card.get("status") == "running":
+            write_whole(folder / "run.json", json_text(card | _ending(error)))
 
 
 def _brief(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -36,21 +36,21 @@ def recorded(card: Row, finding: Row, checkpoints: Sequence[int], config: Config
     return [*(card.get("rollbacks") or []), {**about, "to": back, "changes": changes, "done": False}]
 
 
-def applied(composed: DictConfig, folder: Path) -> DictConfig:
-    """The configuration with what the rollbacks of the run in `folder` changed; itself where there are none.
+def changed(composed: DictConfig, folder: Path) -> DictConfig | None:
+    """The configuration with what the rollbacks of the run in `folder` changed; None where there are none.
 
     An option that was given another value by hand since stays as it is given.
     """
     rollbacks = _of(folder)
     if not rollbacks:
-        return composed
-    changed = copy.deepcopy(composed)
-    with open_dict(changed):
+        return None
+    other = copy.deepcopy(composed)
+    with open_dict(other):
         for rollback in rollbacks:
             for key, (old, new) in rollback["changes"].items():
-                if OmegaConf.select(changed, key) == old:
-                    changed[key] = new
-    return changed
+                if OmegaConf.select(other, key) == old:
+                    other[key] = new
+    return other
 
 
 def pending(folder: Path) -> int | None:

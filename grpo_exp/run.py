@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from grpo_exp import config as configuration
 from grpo_exp import earlier, remedy
 from grpo_exp.errors import UNHEALTHY, ConfigError, DataError, ModelError, Pruned, RolledBack, Unhealthy, nearest
+from grpo_exp.job import Hook, InSweep, Job, Trial, begin, unwatched
+from grpo_exp.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from grpo_exp.batch import Example
@@ -30,10 +32,9 @@ if TYPE_CHECKING:
     from grpo_exp.memory import Rows
     from grpo_exp.policy import Policy
     from grpo_exp.stop import StopSignals
-    from grpo_exp.track import Tracker
+    from grpo_exp.track.base import Tracker, Trackers
     from grpo_exp.train import Trainer
 
-Hook = Callable[[int, float], None]
 MEASURED = ("data.", "eval.", "reward.", "objective.")
 """Options that decide what an evaluation measures."""
 
@@ -51,54 +52,29 @@ def run(composed: DictConfig, config: Config | None = None) -> float | None:
     folder = Path(hydra.runtime.output_dir)
     try:
         config = config or configuration.build(composed)
-        if hydra.mode == RunMode.MULTIRUN and config.track.group is None:
-            config.track.group = Path(hydra.sweep.dir).name
-        if hydra.mode == RunMode.MULTIRUN and config.track.job_type == "train":
-            config.track.job_type = config.algo.name
+        tracked, place = {}, None
+        if hydra.mode == RunMode.MULTIRUN:
+            tracked["group"] = config.track.group or Path(hydra.sweep.dir).name
+            if config.track.job_type == "train":
+                tracked["job_type"] = config.algo.name
+            if (number := hydra.sweeper.get("trial")) is not None:
+                place = InSweep(number, Path(hydra.sweep.dir), hydra.sweeper.get("storage"))
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed: an item of a ListConfig would be resolved
         words = [word for word in task if not word.startswith("sweep.")]
-        return go_on(config, composed, folder, words, trial=partial(_trial, hydra, config))
+        return begin(Job(composed, folder, words, place, tracked), config)
     finally:
         _remove_if_empty(folder)
 
 
 def go_on(
-    config: Config,
-    composed: DictConfig,
-    folder: Path,
-    words: Sequence[str],
-    back_to: int | None = None,
-    force: bool = False,
-    trial: Callable[[], Trial | None] = lambda: None,
+    config: Config, composed: DictConfig, folder: Path, words: Sequence[str], back_to: int | None = None, force: bool = False
 ) -> float | None:
-    """Train on in a folder, where there is nothing yet from the start: from its newest checkpoint, or `back_to` that of a step
-    in a new branch; with `force` also with other options. Where its health checks send the run back, it goes on from there.
-
-    `trial` is asked for the trial of a sweep that the run is, once there is something to do.
+    """Train on in the folder of a run, outside of Hydra: from its newest checkpoint, or `back_to` that of a step in a new
+    branch; with `force` also with other options.
 
     Raises: as `run`.
     """
-    while True:
-        now = remedy.applied(composed, folder)
-        mine = config if now is composed else replace(configuration.build(now), track=config.track)
-        plain, secrets = configuration.anchored(configuration.resolved(now)), configuration.secret_values(now)
-        for section in configuration.BEFORE_A_RUN:  # how trials are run is no part of what is run
-            plain.pop(section, None)
-        waiting = remedy.pending(folder)
-        before = earlier.find(folder, plain, secrets, back_to if waiting is None else waiting, force or waiting is not None)
-        if before.finished:
-            return _nothing_to_do(folder, before)
-        try:
-            return train(mine, plain, secrets, folder, words, trial(), before)
-        except RolledBack:
-            back_to, force = None, False  # run.json says where to
-
-
-def _nothing_to_do(folder: Path, before: Earlier) -> float | None:
-    """Say that a run is finished; returns its objective."""
-    objective = before.card["objective"]
-    print(f"{folder}: finished before, objective {objective}; nothing to do")
-    return None if objective is None else float(objective)
+    return begin(Job(composed, folder, words, back_to=back_to, force=force), config)
 
 
 def train(
@@ -109,63 +85,59 @@ def train(
     words: Sequence[str] = (),
     trial: Trial | None = None,
     before: Earlier = earlier.NOTHING,
+    ranks: Ranks = ALONE,
 ) -> float | None:
     """Load, train, evaluate and write everything into `folder`; returns the objective.
 
     `words` are the overrides, for the run card; `trial` is the one of a sweep that the run is; `before` is what an earlier call
-    left in the folder, to go on with.
+    left in the folder, to go on with. Of several ranks the first writes.
 
     Raises:
         Pruned: in a sweep, also where a health check ends the run.
         Unhealthy, RolledBack: otherwise.
     """
-    from grpo_exp import branch, lengths, track
+    from grpo_exp import branch, lengths
     from grpo_exp import card as cards
-    from grpo_exp.checkpoint import Checkpoints
     from grpo_exp.explained import explainer
     from grpo_exp.hardware import prepare
     from grpo_exp.health.monitor import Monitor
     from grpo_exp.policy import Policy
-    from grpo_exp.preflight.first_look import FirstLook
     from grpo_exp.record import Record
     from grpo_exp.stop import NOTHING_TO_KEEP, StopSignals
-    from grpo_exp.track.files import hold
     from grpo_exp.track.redact import redact
 
-    with StopSignals() as stop, hold(folder), Record(folder, config, before.card) as record:
+    with StopSignals(ranks) as stop, _held(folder, ranks), Record(folder, config, before.card, ranks) as record:
         with stop.at_once("before it went on; its checkpoints are as they were" if before.state else NOTHING_TO_KEEP):
             if config.algo.online or not configuration.measures_pairs(config):
                 config.rollout.check()
             data = load_data(config)
             check_data(config, data)
-            check_reward(config, data.train, config.algo.online)
-            machine = prepare(config.hardware, config.model.dtype)
-            tracker = track.build(config.track, folder)
+            ranks.from_first(lambda: check_reward(config, data.train, config.algo.online))
+            machine = prepare(config.hardware, config.model.dtype, ranks)
             looking = config.health.looking(remedy.used_up(before.card, config.health.rollback.times))
             monitor = Monitor(looking, folder, explainer(config.reward))
-            tracker.trackers.insert(1, monitor)  # behind the files, from which it recalls what a run that goes on has shown
-            if config.preflight is not None and config.preflight.notes:
-                tracker.trackers.append(FirstLook(config, config.preflight, tracker.note))
+            tracker = _tracker(config, folder, monitor, ranks)
             policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
             if config.algo.critic is not None:
                 policy.attach_critic(config.algo.critic)
             data = fit_prompts(config, data, policy)
             data.notes.append(lengths.note(data, policy, config.root.max_new_tokens))
-            rows = rows_at_once(config, policy, machine, data.train)
+            rows = rows_at_once(config, policy, machine, data.train, ranks)
             card = cards.opening(config, data, policy, machine, folder, {name: one.size for name, one in rows.items()})
-            checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint, config.objective.direction == "maximize")
-            notes = checkpoints.check_room(policy.state().values(), config.root.steps)
+            checkpoints = _checkpoints(config, folder, ranks)
+            notes = ranks.from_first(lambda: checkpoints.check_room(policy.state().values(), config.root.steps))
             if before.forced:
                 _check_fit(policy, config, before)
         card["overrides"] = redact(_by_key(words), secrets)
         notes += _continue(card, before)
-        if before.back_to is not None:
-            card["branch"] = branch.begin(folder, before.card, before.back_to) | {"changed": before.forced}
+        if (back_to := before.back_to) is not None:
+            begun = ranks.from_first(lambda: branch.begin(folder, before.card, back_to))
+            card["branch"] = begun | {"changed": before.forced}
         if trial is not None:
             card["trial"] = trial.number
-        record.open(tracker, card, redact(plain, secrets))
-        hook = _unwatched if trial is None else trial.hook
-        trainer = assemble(config, data, policy, tracker, checkpoints, rows, hook, stop, monitor)
+        ranks.from_first(lambda: record.open(tracker, card, redact(plain, secrets)))
+        hook = unwatched if trial is None else trial.hook
+        trainer = assemble(config, data, policy, tracker, checkpoints, rows, hook, stop, monitor, ranks)
         record.trainer = trainer
         for note in [*policy.notes, *notes]:
             tracker.note(note, "warn")
@@ -176,9 +148,43 @@ def train(
                 raise
             value = trainer.objective()
             raise Pruned(math.nan if value is None else value, f"{UNHEALTHY}: {error}") from error
-        _export(config, policy, folder)
+        ranks.from_first(lambda: _export(config, policy, folder))
         record.close(result)
     return result.objective
+
+
+@contextlib.contextmanager
+def _held(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Other runs kept out of the folder."""
+    from grpo_exp.track.files import hold
+
+    with contextlib.ExitStack() as stack:
+        ranks.first_alone(lambda: stack.enter_context(hold(folder)), None)
+        yield
+
+
+def _tracker(config: Config, folder: Path, monitor: Monitor, ranks: Ranks) -> Trackers:
+    """Where the run is recorded, and who listens to that; nowhere by other ranks than the first."""
+    from grpo_exp import track
+    from grpo_exp.preflight.first_look import FirstLook
+    from grpo_exp.track.base import Trackers
+
+    def made() -> Trackers:
+        tracker = track.build(config.track, folder)
+        tracker.trackers.insert(1, monitor)  # behind the files, from which it recalls what a run that goes on has shown
+        if config.preflight is not None and config.preflight.notes:
+            tracker.trackers.append(FirstLook(config, config.preflight, tracker.note))
+        return tracker
+
+    return ranks.first_alone(made, Trackers([]))
+
+
+def _checkpoints(config: Config, folder: Path, ranks: Ranks) -> Checkpoints:
+    """The run's checkpoints, which the first rank writes."""
+    from grpo_exp.checkpoint import Checkpoints, Unwritten
+
+    kind = Checkpoints if ranks.first else Unwritten
+    return kind(folder / "checkpoints", config.checkpoint, config.objective.direction == "maximize")
 
 
 def _continue(card: dict[str, Any], before: Earlier) -> list[str]:
@@ -223,29 +229,6 @@ def _check_fit(policy: Policy, config: Config, before: Earlier) -> None:
         )
 
 
-def _unwatched(step: int, objective: float) -> None:
-    """The hook of a run that no sweep watches."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The trial of a sweep that a run is: its number, and what tells the sweep how it is doing, raising Pruned to end it."""
-
-    number: int
-    hook: Hook
-
-
-def _trial(hydra: Any, config: Config) -> Trial | None:
-    """The trial, where the run is one of a sweep's."""
-    if hydra.mode != RunMode.MULTIRUN or hydra.sweeper.get("trial") is None:
-        return None
-    from grpo_exp.sweep.trial import Reporter
-
-    url = hydra.sweeper.get("storage")
-    number = hydra.sweeper.trial
-    return Trial(number, Reporter(Path(hydra.sweep.dir), number, config.root.seed, config.root.steps, url))
-
-
 def _by_key(words: Sequence[str]) -> dict[str, str]:
     """Overrides as they are kept in the run card."""
     return {key: value for key, _, value in (word.partition("=") for word in words)}
@@ -261,13 +244,14 @@ def assemble(
     hook: Hook,
     stop: StopSignals,
     monitor: Monitor,
+    ranks: Ranks = ALONE,
 ) -> Trainer:
     """The trainer with all it needs."""
     from grpo_exp.train import Trainer
 
     root = config.root
-    source = _source(config, data, policy, rows)
-    measure = evaluator(config, policy, data.heldout, rows) if data.heldout else None
+    source = _source(config, data, policy, rows, ranks)
+    measure = evaluator(config, policy, data.heldout, rows, ranks) if data.heldout else None
     return Trainer(
         policy,
         config.algo,
@@ -286,10 +270,11 @@ def assemble(
         hook=hook,
         stop=stop,
         monitor=monitor,
+        ranks=ranks,
     )
 
 
-def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows]) -> Source:
+def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows], ranks: Ranks) -> Source:
     """Where the run's batches come from."""
     from grpo_exp.experience import TRAIN_STREAM, Offline, Online
     from grpo_exp.pairs import Pairs
@@ -314,17 +299,20 @@ def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows]
         root.prompts_per_step,
         rows["rollout_rows"],
         config.experience,
+        ranks,
     )
 
 
-def evaluator(config: Config, policy: Policy, examples: Sequence[Example], rows: dict[str, Rows]) -> HeldOut:
+def evaluator(
+    config: Config, policy: Policy, examples: Sequence[Example], rows: dict[str, Rows], ranks: Ranks = ALONE
+) -> HeldOut:
     """What measures the policy on the examples: by the answers it gives, or by the pairs it gets right."""
     from grpo_exp.evaluate import Evaluator
     from grpo_exp.pairs import PairEvaluator
 
     if configuration.measures_pairs(config):
-        return PairEvaluator(policy, config.algo, examples, config.eval, rows["update_rows"])
-    return Evaluator(policy, config.rollout, config.reward, examples, config.eval, rows["eval_rows"])
+        return PairEvaluator(policy, config.algo, examples, config.eval, rows["update_rows"], ranks)
+    return Evaluator(policy, config.rollout, config.reward, examples, config.eval, rows["eval_rows"], ranks)
 
 
 def check_data(config: Config, data: Dataset) -> None:
@@ -411,8 +399,11 @@ def fit_prompts(config: Config, data: Dataset, policy: Policy) -> Dataset:
     return prompt_length.fit(data, config.data, policy, max(config.root.max_new_tokens, config.eval.max_new_tokens))
 
 
-def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: Sequence[Example]) -> dict[str, Rows]:
-    """How many rows sampling, evaluation and update take at a time, from the sizes of the model and of the longest prompt."""
+def rows_at_once(
+    config: Config, policy: Policy, machine: Machine, examples: Sequence[Example], ranks: Ranks = ALONE
+) -> dict[str, Rows]:
+    """How many rows sampling, evaluation and update take at a time, from the sizes of the model and of the longest prompt;
+    the same on every rank, as few as on the one that has the least memory."""
     from grpo_exp.hardware import fit_rows
     from grpo_exp.memory import Rows
 
@@ -425,12 +416,14 @@ def rows_at_once(config: Config, policy: Policy, machine: Machine, examples: Seq
     activations = 4 * tokens * layers * (14 * hidden + 4 * inner) * trunks
     total = config.root.prompts_per_step * config.root.G
     sampled = len(examples) * config.eval.samples
-    hardware, device = config.hardware, machine.device
-    sizes = {
-        "rollout_rows": fit_rows(hardware.rollout_rows, total, cache, device),
-        "eval_rows": fit_rows(hardware.rollout_rows, max(total, sampled), cache, device),
-        "update_rows": fit_rows(hardware.update_rows, total, activations, device),
+    hardware = config.hardware
+    fitting = {
+        "rollout_rows": fit_rows(hardware.rollout_rows, total, cache, machine),
+        "eval_rows": fit_rows(hardware.rollout_rows, max(total, sampled), cache, machine),
+        "update_rows": fit_rows(hardware.update_rows, total, activations, machine),
     }
+    everywhere = ranks.exchange(fitting)
+    sizes = {name: min(one[name] for one in everywhere) for name in fitting}
     about = f"prompts_per_step={config.root.prompts_per_step} G={config.root.G}"
     option = {name: f"hardware.{name.replace('eval', 'rollout')}" for name in sizes}
     return {name: Rows(size, option[name], about) for name, size in sizes.items()}

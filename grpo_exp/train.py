@@ -25,6 +25,7 @@ from grpo_exp.memory import Rows, peak_gib
 from grpo_exp.metrics import RIGHT_ABOVE, Metrics
 from grpo_exp.optim import Optimizer, OptimOptions
 from grpo_exp.policy import Policy
+from grpo_exp.ranks import ALONE, Ranks
 from grpo_exp.stop import NOTHING_TO_KEEP, StopSignals
 from grpo_exp.track.base import Tracker
 
@@ -65,15 +66,23 @@ class Trainer:
         hook: Hook,
         stop: StopSignals,
         monitor: Monitor,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`monitor` is among the trackers too, where it hears what it judges."""
         self.policy, self.algorithm, self.source, self.evaluator = policy, algorithm, source, evaluator
         self.tracker, self.checkpoints, self.steps, self.seed, self.rows = tracker, checkpoints, steps, seed, rows
         self.max_tokens = max_tokens or math.inf
-        self.objective_name, self.hook, self.stop, self.monitor = objective, hook, stop, monitor
+        self.objective_name, self.hook, self.stop, self.monitor, self.ranks = objective, hook, stop, monitor, ranks
         self.optimizer = Optimizer(policy, optim, lr, steps)
         self.learner = Learner(
-            policy, algorithm, self.optimizer, rows["update_rows"], seed=seed, temperature=temperature, tell=self._warn
+            policy,
+            algorithm,
+            self.optimizer,
+            rows["update_rows"],
+            seed=seed,
+            temperature=temperature,
+            tell=self._warn,
+            ranks=ranks,
         )
         for size in rows.values():
             size.tell = self._warn
@@ -115,6 +124,7 @@ class Trainer:
                 self._save(step)
                 raise self.stop.stopped(f"after step {step}; its checkpoint is written")
             if self._last(step) or (self.checkpoints.options.every and step % self.checkpoints.options.every == 0):
+                self.ranks.check_same(f"the weights after step {step}", self._fingerprint)
                 self._save(step)
             if self._last(step):
                 break
@@ -132,7 +142,7 @@ class Trainer:
     def step(self, step: int) -> None:
         """Take one step, counted from 1, and record it."""
         started = time.perf_counter()
-        torch.manual_seed(seed_of(self.seed, DROPOUT_STREAM, step))
+        torch.manual_seed(seed_of(self.seed, DROPOUT_STREAM, step) + self.ranks.rank)
         drawn = self._draw(step)
         ready = time.perf_counter()
         batch = self.algorithm.select(drawn.batch)
@@ -188,7 +198,7 @@ class Trainer:
         except NumericsError as error:
             folder = self.checkpoints.folder.parent / f"not-finite-step-{step:06d}"
             about = {"step": step, "error": str(error), "samples": drawn.samples}
-            where = dump.write(folder, batch, self.policy, self.source.examples, about)
+            where = self.ranks.from_first(lambda: dump.write(folder, batch, self.policy, self.source.examples, about))
             raise NumericsError(f"{error}. {where}") from error
 
     def _heed(self, step: int) -> None:
@@ -197,7 +207,7 @@ class Trainer:
         Raises:
             Unhealthy, RolledBack: one does.
         """
-        found = [finding.row() for finding in self.monitor.look()]
+        found = self.ranks.from_first(lambda: [finding.row() for finding in self.monitor.look()])
         for row in found:
             self.tracker.finding(row)
         worst = next((row for action in ("rollback", "stop") for row in found if row["action"] == action), None)
@@ -228,7 +238,7 @@ class Trainer:
         self.tracker.evaluations(evaluation.rows)
         objective = self.objective()
         if objective is not None:
-            self.hook(step, objective)
+            self.ranks.from_first(lambda: self.hook(step, objective))
 
     def objective(self) -> float | None:
         """The newest value of the metric that the run is judged by."""
@@ -268,6 +278,10 @@ class Trainer:
         self.evaluated, self.started = progress["evaluated"], time.perf_counter() - progress["seconds"]
         self.checkpoints.recall()
         return int(progress["step"])
+
+    def _fingerprint(self) -> list[float]:
+        """A number for each tensor of weights, which one that is a little different changes."""
+        return [float(x.double().sum()) for x in self.policy.state().values()]
 
     def _save(self, step: int) -> None:
         """Write a checkpoint, unless its weights could not be gone on with.

@@ -38,7 +38,7 @@ LEVELS: list[set[str]] = [
     {
         *("data.*", "rows.*", "prompt_order", "replay"),
         *("model", "tiny", "policy", "rollout.*", "track.*", "health.*", "classifier", "checkpoint", "hardware", "stop"),
-        *("memory", "optim", "prompt_length", "lengths", "difficulty"),
+        *("memory", "optim", "prompt_length", "lengths", "difficulty", "ranks", "several"),
     },
     {
         *("schema", "command_line", "compose", "config", "sweep.options", "preflight.options"),
@@ -52,6 +52,8 @@ LEVELS: list[set[str]] = [
         "remedy",
         "explained",
         "card",
+        "job",
+        "processes",
         "subject",
         "app",
         "sweep.*",
@@ -83,7 +85,7 @@ OWNERS = {
     "plotly": {"report.*"},
     "scipy": {"stats"},
     "hydra": {"command_line", "compose", "app", "run", "sweep.*"},
-    "omegaconf": {"schema", "compose", "config", "app", "run", "remedy", "subject", "verbs.*", "sweep.*"},
+    "omegaconf": {"schema", "compose", "config", "app", "run", "job", "remedy", "subject", "verbs.*", "sweep.*"},
 }
 LIGHT = {"torch", "numpy", "scipy", "math_verify", "typing_extensions"}
 """What levels 0 to 2 may import besides Python's own, and besides what OWNERS names one of them for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -62,6 +62,9 @@ class Engine(ABC):
     def check(self) -> None:
         """Refuse, before a model loads, what cannot work here: raise ConfigError."""
         return None
+
+    one_process: ClassVar[bool] = False
+    """True where only one process can sample."""
 
     @abstractmethod
     def sample(self, policy: Policy, prompts: Prompts, sampling: Sampling, rows: int) -> Rollout:

@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class VLLMEngine(Engine):
     timeout: float = option("seconds that it may take to answer, or to come up", above=0)
     connections: int = option("prompts that are asked for at the same time", low=1)
     gpu_memory: float = option("share of the GPU's memory that vLLM in this process may take", above=0, high=1)
+
+    one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,7 +30,9 @@ from grpo_exp.sweep.trial import aggregate
 Launch = Callable[[Sequence[Sequence[str]], int], list[Exception | None]]
 """Runs jobs, given as overrides, the first with this number; returns for each None, or the error it ended with."""
 Say = Callable[[str], None]
-TRANSIENT = ("OSError", "MemoryError", "RuntimeError", "OutOfMemoryError", "CheckpointError", "StorageInternalError")
+TRANSIENT = (
+    *("OSError", "MemoryError", "RuntimeError", "OutOfMemoryError", "CheckpointError", "RankError", "StorageInternalError"),
+)
 """Errors that may be gone at the next attempt; a bad value, a reward that raises or a NaN comes again."""
 UNMEASURED = 1e9
 """How far a metric that was not measured oversteps its constraint: far, but a number that JSON has."""
