@@ -59,7 +59,16 @@ def test_what_a_run_leaves(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     (folder,) = Path("outputs/runs").iterdir()
     assert folder.name.endswith("_grpo_tiny_random_arithmetic")
     names = {p.name for p in folder.iterdir()}
-    assert names == {"run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "eval.jsonl", "checkpoints", "export"}
+    assert names == {
+        "run.json",
+        "config.yaml",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "eval.jsonl",
+        "health.jsonl",
+        "checkpoints",
+        "export",
+    }
     assert card(folder)["status"] == "finished"
     assert card(folder)["overrides"]["model"] == "tiny_random"
     assert yaml.safe_load((folder / "config.yaml").read_text())["steps"] == 2

@@ -49,8 +49,8 @@ def rows(folder: Path, name: str) -> list[Row]:
     return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in found]
 
 
-def findings(folder: Path) -> list[Row]:
-    return [row for row in rows(folder, "health.jsonl") if row["detector"] == "kl_explosion"]
+def findings(folder: Path, detector: str = "kl_explosion") -> list[Row]:
+    return [row for row in rows(folder, "health.jsonl") if row["detector"] == detector]
 
 
 def card(folder: Path) -> Row:
@@ -105,10 +105,10 @@ def test_stop_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[s
 
 def test_a_run_that_goes_on_finds_what_it_would_have_found(capsys: pytest.CaptureFixture[str]) -> None:
     """The course up to the checkpoint is read from the files: windows reach over it."""
-    later = [f"{KL}.median=9", f"{KL}.growth=1.0001", f"{KL}.floor=1e-12"]  # found in a step that needs four of them
+    later = ["health.detectors.reward_zero.window=4"]
     assert call(capsys, *WORDS, *later, "hydra.run.dir=whole").code == 0
-    assert [row["step"] for row in findings(Path("whole"))] == [3]
-    assert call(capsys, *WORDS, *later, "steps=2").code == 0 and not findings(RUN)
+    assert [(row["step"], row["since"]) for row in findings(Path("whole"), "reward_zero")] == [(4, 1)]
+    assert call(capsys, *WORDS, *later, "steps=2").code == 0 and not findings(RUN, "reward_zero")
     assert call(capsys, *WORDS, *later).code == 0
     same(RUN, Path("whole"))
 
