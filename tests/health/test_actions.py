@@ -105,7 +105,7 @@ def test_stop_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[s
 
 def test_a_run_that_goes_on_finds_what_it_would_have_found(capsys: pytest.CaptureFixture[str]) -> None:
     """The course up to the checkpoint is read from the files: windows reach over it."""
-    later = ["health.detectors.reward_zero.window=4"]
+    later = ["health.detectors.reward_zero.window=4", "health.detectors.reward_zero.samples=1"]
     assert call(capsys, *WORDS, *later, "hydra.run.dir=whole").code == 0
     assert [(row["step"], row["since"]) for row in findings(Path("whole"), "reward_zero")] == [(4, 1)]
     assert call(capsys, *WORDS, *later, "steps=2").code == 0 and not findings(RUN, "reward_zero")
