@@ -241,6 +241,15 @@ def test_in_a_sweep_each_trial_has_its_processes(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
+def test_a_sweep_prunes_all_ranks_of_a_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    pruner = ["hydra/sweeper/pruner=threshold", "hydra.sweeper.pruner.lower=2", "eval.every=1", "steps=3"]  # nothing is so good
+    answer = call(capsys, *BASE, *pruner, "-m", "beta=0.01", "hardware.processes=2", "hydra.sweep.dir=sweep")
+    assert answer.code == 0, answer
+    assert json.loads(Path("sweep/0/trial.json").read_text())["state"] == "pruned"
+    assert card(Path("sweep/0"))["status"] == "pruned" and rows(Path("sweep/0"), "metrics.jsonl")[-1]["step"] == 1
+
+
+@pytest.mark.slow
 def test_a_health_check_sends_all_ranks_back(capsys: pytest.CaptureFixture[str]) -> None:
     """The first rank decides; all go on from the same checkpoint with another lr, and in the end are the run alone."""
     kl = "health.detectors.kl_explosion"
