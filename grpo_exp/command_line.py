@@ -91,6 +91,10 @@ class _Parser(argparse.ArgumentParser):
 # ---- what there is
 
 
+FROM_PLUGINS = ("hydra/launcher",)
+"""Groups to which installed packages add options that no folder shows: Hydra says which there are."""
+
+
 def group_folders(config_dir: Path | None = None) -> dict[str, list[Path]]:
     """The config groups and the folders that hold their options: those of conf/, `sweeps`, and those of `--config-dir`."""
     folders: dict[str, list[Path]] = {}
@@ -137,7 +141,7 @@ def _check_word(word: str, config_dir: Path | None) -> None:
             continue
         if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise ConfigError(f"{word}: {name!r} is no name of an option of {group}. Valid: {', '.join(valid)}")
-        if name not in valid:
+        if name not in valid and group not in FROM_PLUGINS:
             raise ConfigError(f"{group}={name}: no such option. Valid: {', '.join(valid)}.{nearest(name, valid)}")
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
+from grpo_exp import placement
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import load_class, option
 from grpo_exp.parts import Gate, Normalization
@@ -236,6 +237,7 @@ def _check_together(config: Config) -> None:
     config.health.check(config.root.beta)
     _check_weights(config)
     _check_experience(config)
+    placement.check(config)
 
 
 def _check_objective(config: Config) -> None:

@@ -37,7 +37,7 @@ class Critic(nn.Module):
     def __init__(self, options: CriticOptions, decoder: nn.Module, width: int, device: torch.device) -> None:
         super().__init__()
         self.options = options
-        self.trunk = own_copy(decoder) if options.trunk == "own" else None
+        self.trunk = own_copy(decoder).to(device) if options.trunk == "own" else None
         self.head = nn.Linear(width, 1, bias=False, device=device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
 

@@ -28,6 +28,22 @@ class HardwareOptions:
     keep_memory: bool = option("hold freed memory for the next step instead of giving it back to the system (glibc)")
     processes: int = option("processes of this machine that share the run; under torchrun or srun those it starts count", low=1)
     rank_timeout: float = option("with several processes: seconds that one may wait for another before the run ends", low=1)
+    reference: str = option(
+        "where the reference is: adapter_off (the model without its adapter, which costs nothing), same (a copy beside the "
+        "policy), cpu (a copy that waits in the CPU's memory and comes to the device for its pass), 8bit (a copy in int8); "
+        "auto: adapter_off where there is an adapter, otherwise same",
+        choices=("auto", "adapter_off", "same", "cpu", "8bit"),
+    )
+    critic: str = option(
+        "where a critic with a trunk of its own is: same (the policy's device), cpu (it is computed there, steps too)",
+        choices=("same", "cpu"),
+    )
+    reward_model: str = option(
+        "where the model of reward=model is: same (on its device), cpu (it waits in the CPU's memory between calls), 8bit (in "
+        "int8)",
+        choices=("same", "cpu", "8bit"),
+    )
+    memory_gib: float = option("GiB of one device that the profile is made for, for preflight; 0: what there is", low=0)
 
     def __post_init__(self) -> None:
         for key in ("rollout_rows", "update_rows"):
@@ -97,11 +113,11 @@ def keep_memory() -> None:
             libc.mallopt(parameter, value)
 
 
-def fit_rows(wanted: Any, rows: int, bytes_a_row: float, machine: Machine) -> int:
-    """How many rows to take at a time: as asked, or as many as a third of the free memory holds, at most all."""
+def fit_rows(wanted: Any, rows: int, bytes_a_row: float, free: float) -> int:
+    """How many rows to take at a time: as asked, or as many as a third of the `free` bytes holds, at most all."""
     if wanted != "auto":
         return min(int(wanted), rows)
-    return max(1, min(rows, int(free_bytes(machine.device) / machine.sharing / 3 / bytes_a_row)))
+    return max(1, min(rows, int(free / 3 / bytes_a_row)))
 
 
 def free_bytes(device: Any) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import logging
 import os
 import re
@@ -43,6 +44,10 @@ class ModelOptions:
     dtype: str = option(
         "numbers: float32, bfloat16 (matrix products in bfloat16, trained weights kept in float32), auto (by hardware)",
         choices=("auto", "float32", "bfloat16"),
+    )
+    quantize: str = option(
+        "4bit: the frozen model's linear layers in 4 bits (NF4, QLoRA, arXiv 2305.14314), by bitsandbytes; none: in dtype",
+        choices=("none", "4bit"),
     )
     template: str = option(
         "how messages become text: chat (the tokenizer's template), plain (joined by newlines), auto (chat where there is one)",
@@ -82,6 +87,45 @@ def load(options: ModelOptions, seed: int) -> tuple[Any, Any]:
     if not path:
         raise ModelError(f"model={options.name} needs model.path=, a folder or a hub id")
     return _load_hub(path, options)
+
+
+def on_paper(options: ModelOptions, size: str | None = None) -> Any:
+    """The model on torch's meta device, without weights: the one that the options name, or a published one of a size.
+
+    Raises:
+        ModelError: there is no configuration to be had.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from grpo_exp import tiny
+
+    _quiet()
+    if size is not None:
+        values = dict(sizes()[size]["config"])
+        config: Any = AutoConfig.for_model(values.pop("model_type"), **values)
+    elif options.source in ("tiny", "random"):
+        config = tiny.config(len(tiny.tokenizer()))
+    else:
+        path = (_from_package(options) if options.source == "package" else None) or options.path
+        try:
+            local = Path(str(path)).expanduser()
+            config = AutoConfig.from_pretrained(
+                str(local if local.is_dir() else path), trust_remote_code=options.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"model.path={path!r}: its configuration cannot be read ({str(error).strip().splitlines()[0][:200]}). Give a "
+                f"folder with a config.json, or preflight.size={'|'.join(sizes())}"
+            ) from error
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def sizes() -> dict[str, Any]:
+    """Published models by size: `model`, `parameters`, `config`."""
+    found: dict[str, Any] = json.loads((TINY.parent / "sizes.json").read_text(encoding="utf-8"))["sizes"]
+    return found
 
 
 def check(options: ModelOptions) -> None:
@@ -137,12 +181,13 @@ def _load_hub(path: str, options: ModelOptions) -> tuple[Any, Any]:
     local = Path(path).expanduser()
     where = str(local) if local.is_dir() else path
     common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    dtype = torch.bfloat16 if options.quantize == "4bit" else torch.float32  # on its way to 4 bits it needs no more
     if not local.is_dir():
         common["revision"] = options.revision
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, padding_side="left", **common)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            where, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **common
+            where, dtype=dtype, use_safetensors=True, output_loading_info=True, **common
         )
         model, about = loaded
     except Exception as error:  # transformers, tokenizers and safetensors share no class for what they cannot read

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_exp import bits, frozen
 from grpo_exp import model as model_source
 from grpo_exp.batch import Example, Message, Outputs, Prompts, TokenBatch
 from grpo_exp.critic import Critic, CriticOptions
 from grpo_exp.errors import DataError, ModelError
+from grpo_exp.frozen import Waiting
 from grpo_exp.head import Head
 from grpo_exp.model import ModelOptions
 from grpo_exp.stream import Stream, positions_of
@@ -34,13 +36,16 @@ class Policy:
         streams: whether the model is computed as a stream of tokens.
         max_prompt_tokens: longer prompts lose their beginning; None where none is longer.
         notes: what a person should know of model and tokenizer.
+        reference_place: where a copy for the reference is kept, and how: same, cpu, 8bit, as `hardware.reference` says.
     """
 
     def __init__(self, options: ModelOptions, model: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.options, self.tokenizer, self.device, self.dtype = options, tokenizer, device, dtype
         self.share_prompt = not options.gradient_checkpointing
         self.critic: Critic | None = None
+        self.reference_place = "same"
         self._frozen: Any = None
+        self._waiting: Waiting | None = None
         self._moving = False
         self.max_prompt_tokens: int | None = None
         _check_vocabulary(model, tokenizer, options)
@@ -54,7 +59,7 @@ class Policy:
                 "the tokenizer has no padding token, so its end of sequence stands for it; masks come from lengths, and an end "
                 "that was sampled counts"
             )
-        self.model = _adapt(model, options, dtype).to(device)
+        self.model = adapted(model, options, dtype, device).to(device)
         if options.gradient_checkpointing:
             # renamed in transformers 5.24, the last for Python 3.10 is 5.20
             (getattr(self.model, "activation_checkpointing_enable", None) or self.model.gradient_checkpointing_enable)()
@@ -73,7 +78,10 @@ class Policy:
 
         Raises:
             ModelError: something cannot be loaded or does not fit together.
+            ConfigError: a package is missing.
         """
+        if options.quantize == "4bit":
+            bits.check(["model.quantize=4bit"])
         model, tokenizer = model_source.load(options, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # the adapter's initial weights
@@ -191,9 +199,13 @@ class Policy:
         """The critic's values of the states that the policy's `hidden [n, H]` stand for: `[n]`; None without a critic."""
         if self.critic is None:
             return None
-        own = self.critic.trunk
-        values: Tensor = self.critic(hidden if own is None else self._hidden(batch, own))
-        return values
+        own, there = self.critic.trunk, self.critic.head.weight.device
+        if own is None:
+            values: Tensor = self.critic(hidden)
+            return values
+        with torch.autocast(there.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            values = self.critic(self._hidden(batch.to(there), own))
+        return values.to(self.device)
 
     @property
     def language_model(self) -> Any:
@@ -222,7 +234,7 @@ class Policy:
             return first
         cache.batch_select_indices(batch.group)
         whole = torch.cat([mask[batch.group], batch.mask[:, :-1]], 1)  # [N, P + T - 1]
-        steps = torch.arange(batch.tokens.shape[1] - 1, device=self.device)
+        steps = torch.arange(batch.tokens.shape[1] - 1, device=batch.tokens.device)
         positions = mask.sum(-1)[batch.group][:, None] + steps  # [N, T - 1]
         rest, _ = self.decoder(batch.tokens[:, :-1], whole.long(), positions, cache, trunk=trunk)
         return torch.cat([first, rest], 1)
@@ -281,7 +293,9 @@ class Policy:
         """
         self._moving = moves
         if self.options.adapter == "none":
-            self._frozen = copy.deepcopy(self._base).requires_grad_(False)
+            self._frozen = self._frozen_copy()
+            if self.reference_place == "cpu":
+                self._waiting = Waiting(self._frozen, self.device)
         elif moves and not self.options.start_adapter:
             with torch.random.fork_rng(devices=[]):  # peft draws weights, which are then overwritten
                 self.model.add_adapter("reference", self.model.peft_config["default"])
@@ -290,6 +304,14 @@ class Policy:
                 parameter.data = learnt[name].detach().clone()
             self._activate_trained()
 
+    def _frozen_copy(self) -> Any:
+        """The model as it is now, in the memory that `reference_place` grants it; one that moves is kept exact."""
+        if self.reference_place == "8bit":
+            return frozen.int8(self._base)
+        if self._moving:
+            return copy.deepcopy(self._base).requires_grad_(False)
+        return frozen.copied(self._base, self.dtype)
+
     def update_reference(self, alpha: float) -> None:
         """ref <- alpha pi + (1 - alpha) ref, weight by weight; 1 makes it an exact copy of the policy (arXiv 2404.09656)."""
         if not self._moving:
@@ -297,7 +319,7 @@ class Policy:
         learnt = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, parameter in self._reference_parameters().items():
-                parameter.lerp_(learnt[name], alpha)
+                parameter.lerp_(learnt[name].to(parameter.device), alpha)
 
     def _reference_parameters(self) -> dict[str, nn.Parameter]:
         """The weights that are the reference's own, under the names of the policy's."""
@@ -319,6 +341,8 @@ class Policy:
                 stack.enter_context(self.model.disable_adapter())
             elif self._frozen is not None:
                 self._base = self._frozen
+                if self._waiting is not None:
+                    stack.enter_context(self._waiting.here())
             else:
                 raise RuntimeError("freeze_reference() was not called")
             try:
@@ -334,9 +358,10 @@ class Policy:
 
     # ---- the critic
 
-    def attach_critic(self, options: CriticOptions) -> None:
-        """Give the policy a critic, whose trunk is the policy as it is now."""
-        self.critic = Critic(options, self._base.get_decoder(), self.shape.hidden_size, self.device)
+    def attach_critic(self, options: CriticOptions, place: str = "same") -> None:
+        """Give the policy a critic, whose trunk is the policy as it is now; `place`: as `hardware.critic` says."""
+        device = self.device if place == "same" else torch.device(place)
+        self.critic = Critic(options, self._base.get_decoder(), self.shape.hidden_size, device)
 
     # ---- parameters and files
 
@@ -406,17 +431,19 @@ def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
     return known
 
 
-def _adapt(model: Any, options: ModelOptions, dtype: torch.dtype) -> Any:
+def adapted(model: Any, options: ModelOptions, dtype: torch.dtype, device: torch.device) -> Any:
     """The model as it is trained: whole, or frozen with an adapter on it."""
     if options.adapter == "none":
         return model
     from peft import LoraConfig, PeftModel, get_peft_model
 
     model = model.to(dtype)  # frozen, so nothing is lost by keeping it in the compute dtype
+    if options.quantize == "4bit":
+        bits.to_4bit(model, dtype, device)
     if options.start_adapter:
         try:
-            adapted = PeftModel.from_pretrained(model, options.start_adapter, is_trainable=True)
-            adapted.load_adapter(options.start_adapter, adapter_name="reference", is_trainable=False)
+            made = PeftModel.from_pretrained(model, options.start_adapter, is_trainable=True)
+            made.load_adapter(options.start_adapter, adapter_name="reference", is_trainable=False)
         except (ValueError, RuntimeError, OSError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             sizes = next((line.strip() for line in lines if "size mismatch" in line), lines[0])
@@ -434,10 +461,10 @@ def _adapt(model: Any, options: ModelOptions, dtype: torch.dtype) -> Any:
             task_type="CAUSAL_LM",
         )
         try:
-            adapted = get_peft_model(model, settings)
+            made = get_peft_model(model, settings)
         except ValueError as error:
             raise ModelError(f"model.lora_targets={targets}: {str(error).splitlines()[0][:300]}") from error
-    for name, parameter in adapted.named_parameters():
+    for name, parameter in made.named_parameters():
         if parameter.requires_grad or ".reference." in name:
             parameter.data = parameter.data.float()
-    return adapted
+    return made

@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_exp import config as configuration
-from grpo_exp import earlier, remedy
+from grpo_exp import earlier, placement, remedy
 from grpo_exp.errors import UNHEALTHY, ConfigError, DataError, ModelError, Pruned, RolledBack, Unhealthy, nearest
 from grpo_exp.job import Hook, InSweep, Job, Trial, begin, unwatched
 from grpo_exp.ranks import ALONE, Ranks
@@ -101,7 +101,6 @@ def train(
     from grpo_exp.explained import explainer
     from grpo_exp.hardware import prepare
     from grpo_exp.health.monitor import Monitor
-    from grpo_exp.policy import Policy
     from grpo_exp.record import Record
     from grpo_exp.stop import NOTHING_TO_KEEP, StopSignals
     from grpo_exp.track.redact import redact
@@ -110,6 +109,7 @@ def train(
         with stop.at_once("before it went on; its checkpoints are as they were" if before.state else NOTHING_TO_KEEP):
             if config.algo.online or not configuration.measures_pairs(config):
                 config.rollout.check()
+            placement.check_packages(config)
             data = load_data(config)
             check_data(config, data)
             ranks.from_first(lambda: check_reward(config, data.train, config.algo.online))
@@ -117,9 +117,7 @@ def train(
             looking = config.health.looking(remedy.used_up(before.card, config.health.rollback.times))
             monitor = Monitor(looking, folder, explainer(config.reward))
             tracker = _tracker(config, folder, monitor, ranks)
-            policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
-            if config.algo.critic is not None:
-                policy.attach_critic(config.algo.critic)
+            policy = load_policy(config, machine)
             data = fit_prompts(config, data, policy)
             data.notes.append(lengths.note(data, policy, config.root.max_new_tokens))
             rows = rows_at_once(config, policy, machine, data.train, ranks)
@@ -392,6 +390,21 @@ def load_data(config: Config) -> Dataset:
     return difficulty.kept(config.data.load(), config.data)
 
 
+def load_policy(config: Config, machine: Machine) -> Policy:
+    """The policy, with its critic if there is one, each part where the options place it.
+
+    Raises:
+        ModelError: something cannot be loaded or does not fit together.
+    """
+    from grpo_exp.policy import Policy
+
+    policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
+    policy.reference_place = placement.reference_place(config)
+    if config.algo.critic is not None:
+        policy.attach_critic(config.algo.critic, config.hardware.critic)
+    return policy
+
+
 def fit_prompts(config: Config, data: Dataset, policy: Policy) -> Dataset:
     """The data with prompts that leave room for the longest completion; raises as `prompt_length.fit`."""
     from grpo_exp import prompt_length
@@ -404,29 +417,28 @@ def rows_at_once(
 ) -> dict[str, Rows]:
     """How many rows sampling, evaluation and update take at a time, from the sizes of the model and of the longest prompt;
     the same on every rank, as few as on the one that has the least memory."""
-    from grpo_exp.hardware import fit_rows
+    from grpo_exp import footprint
+    from grpo_exp.hardware import fit_rows, free_bytes
     from grpo_exp.memory import Rows
 
     tokens = longest_prompt(policy, examples) + config.root.max_new_tokens
-    sizes = policy.shape
-    layers, hidden = sizes.num_hidden_layers, sizes.hidden_size
-    inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
-    cache = 4 * tokens * layers * 2 * hidden + 16 * sizes.vocab_size
+    sizes, way = footprint.Sizes.of(policy.model), footprint.Way.of(policy)
+    cache = footprint.sampling(sizes, way, tokens)
     trunks = 2 if policy.critic is not None and policy.critic.trunk is not None else 1
-    activations = 4 * tokens * layers * (14 * hidden + 4 * inner) * trunks
+    activations = footprint.activations(sizes, way, tokens, tokens) * trunks
     total = config.root.prompts_per_step * config.root.G
     sampled = len(examples) * config.eval.samples
-    hardware = config.hardware
+    hardware, free = config.hardware, free_bytes(machine.device) / machine.sharing
     fitting = {
-        "rollout_rows": fit_rows(hardware.rollout_rows, total, cache, machine),
-        "eval_rows": fit_rows(hardware.rollout_rows, max(total, sampled), cache, machine),
-        "update_rows": fit_rows(hardware.update_rows, total, activations, machine),
+        "rollout_rows": fit_rows(hardware.rollout_rows, total, cache, free),
+        "eval_rows": fit_rows(hardware.rollout_rows, max(total, sampled), cache, free),
+        "update_rows": fit_rows(hardware.update_rows, total, activations, free),
     }
     everywhere = ranks.exchange(fitting)
-    sizes = {name: min(one[name] for one in everywhere) for name in fitting}
+    fitted = {name: min(one[name] for one in everywhere) for name in fitting}
     about = f"prompts_per_step={config.root.prompts_per_step} G={config.root.G}"
-    option = {name: f"hardware.{name.replace('eval', 'rollout')}" for name in sizes}
-    return {name: Rows(size, option[name], about) for name, size in sizes.items()}
+    option = {name: f"hardware.{name.replace('eval', 'rollout')}" for name in fitted}
+    return {name: Rows(size, option[name], about) for name, size in fitted.items()}
 
 
 def longest_prompt(policy: Policy, examples: Sequence[Example]) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grpo_exp import kernels
+from grpo_exp.frozen import Int8Embedding, Int8Linear
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries `[n, heads, D]`, keys and values `[n, key heads, D]`) -> `[n, heads x D]`."""
@@ -39,7 +40,7 @@ class Trunk:
 
     def _computed(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         words = self.decoder.embed_tokens
-        x = nn.functional.embedding(tokens, words.weight, words.padding_idx).float()
+        x = words(tokens) if isinstance(words, Int8Embedding) else _embedded(words, tokens)
         width = x.new_empty(0)  # rotary embeddings ask for a tensor's dtype
         cos, sin = (y[0, :, None, : y.shape[-1] // 2].to(self.dtype) for y in self.decoder.rotary_emb(width, positions[None]))
         for index, layer in enumerate(self.decoder.layers):
@@ -63,6 +64,9 @@ class Trunk:
         return kernels.rms_norm(x, module.weight, module.variance_epsilon, self.dtype)
 
     def _linear(self, module: Any, x: Tensor) -> Tensor:
+        if isinstance(module, Int8Linear):
+            y: Tensor = module(x)
+            return y
         base = _without_adapter(module)
         weight, bias = self._in_dtype(base.weight), None if base.bias is None else self._in_dtype(base.bias)
         if base is module or module.disable_adapters:
@@ -120,6 +124,11 @@ class Frozen(Trunk):
             bias = None if biases[0] is None else torch.cat(biases)
             known = self._joints[id(modules[0])] = (weights[0] if len(weights) == 1 else torch.cat(weights), bias)
         return nn.functional.linear(x, *known)
+
+
+def _embedded(words: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Rows of the matrix in float32, without what transformers or peft may have hooked to the module."""
+    return nn.functional.embedding(tokens, words.weight, words.padding_idx).float()
 
 
 def _without_adapter(module: Any) -> Any:

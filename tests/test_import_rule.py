@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_exp"
 
 LEVELS: list[set[str]] = [
-    {"errors", "options", "batch", "ops", "kernels", "worker", "pool"},
+    {"errors", "options", "batch", "ops", "kernels", "worker", "pool", "frozen"},
     {
         "losses",
         "advantages",
@@ -38,11 +38,11 @@ LEVELS: list[set[str]] = [
     {
         *("data.*", "rows.*", "prompt_order", "replay"),
         *("model", "tiny", "policy", "rollout.*", "track.*", "health.*", "classifier", "checkpoint", "hardware", "stop"),
-        *("memory", "optim", "prompt_length", "lengths", "difficulty", "ranks", "several"),
+        *("memory", "optim", "bits", "footprint", "prompt_length", "lengths", "difficulty", "ranks", "several"),
     },
     {
         *("schema", "command_line", "compose", "config", "sweep.options", "preflight.options"),
-        *("experience", "evaluate", "pairs", "learner", "dump", "train"),
+        *("experience", "evaluate", "pairs", "learner", "dump", "train", "placement"),
     },
     {
         "run",
@@ -70,6 +70,7 @@ OWNERS = {
     "wandb": {"track.*"},
     "optuna": {"sweep.*", "report.study"},
     "peft": {"policy"},
+    "bitsandbytes": {"bits"},
     # classifier writes a model of transformers' own kind; rewards.model is a model that scores, loaded at its first use
     "transformers": {"policy", "model", "tiny", "classifier", "rewards.model", "rollout.*"},
     "tokenizers": {"tiny"},

@@ -243,7 +243,7 @@ EFFECT: dict[str, Any] = {
 }
 EFFECT |= {"truncated": 0.0, "length_margin": 9.0, "distinct": 0.9, "format": 1.0, "missed": 0.0, "mismatch": 0.0}
 EFFECT |= {"kl": 0.0, "memory": 0.1}
-OF_THE_VERB = {"notes", "prompts", "samples", "steps"}
+OF_THE_VERB = {"notes", "prompts", "samples", "steps", "paper", "size", "prompt_tokens"}
 """Those that say how much is looked at are tried in tests/test_verb_preflight.py."""
 
 

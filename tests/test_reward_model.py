@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from grpo_exp import classifier
 from grpo_exp.algos.reward_model import RewardModel, at_end
 from grpo_exp.batch import Completions, Example
 from grpo_exp.errors import ConfigError
+from grpo_exp.frozen import Int8Linear, Waiting
 from grpo_exp.pairs import pair_batch
 from grpo_exp.policy import Policy
 from grpo_exp.rewards.base import RewardSum
@@ -62,7 +65,7 @@ def completions(examples: list[Example], finished: bool = True) -> Completions:
 def part(path: Path | None, **changes: Any) -> ModelReward:
     where = None if path is None else str(path)
     values: Row = {"kind": "model", "weight": 1.0, "role": "outcome", "path": where, "rows": 32, "device": "cpu"}
-    return ModelReward(**(values | {"output": "score", "threshold": 0.0, "offload": False} | changes))
+    return ModelReward(**(values | {"output": "score", "threshold": 0.0, "place": "same"} | changes))
 
 
 # ---- where the score is read
@@ -173,16 +176,34 @@ def test_a_sample_that_was_cut_off_has_no_end(exported: tuple[Path, torch.Tensor
 def test_between_calls_it_may_wait_in_the_cpus_memory(
     exported: tuple[Path, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it goes to is recorded; that it really moves needs a GPU."""
+    """When it comes and goes is recorded; that it really moves needs a GPU."""
     folder, wanted = exported
-    moves: list[Any] = []
-    stays = torch.nn.Module.to
-    monkeypatch.setattr(torch.nn.Module, "to", lambda self, where: (moves.append(where), stays(self, where))[1])
-    for offload, expected in ((False, ["cpu"]), (True, ["cpu", "cpu", "cpu"])):
-        moves.clear()
-        found = torch.tensor(part(folder, offload=offload).score(completions(PAIRS)))
-        assert moves == expected, "loaded; with offload put in place and taken away"
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    seen: list[str] = []
+    here = Waiting.here
+
+    @contextlib.contextmanager
+    def watched(self: Waiting) -> Iterator[None]:
+        seen.append("comes")
+        with here(self):
+            yield
+        seen.append("goes")
+
+    monkeypatch.setattr(Waiting, "here", watched)
+    for place, expected in (("same", []), ("cpu", ["comes", "goes"] * 2)):
+        seen.clear()
+        scorer = part(folder, place=place)
+        for _ in range(2):
+            torch.testing.assert_close(torch.tensor(scorer.score(completions(PAIRS))), wanted, rtol=1e-4, atol=1e-4)
+        assert seen == expected
+
+
+def test_in_8_bits_it_says_nearly_the_same(exported: tuple[Path, torch.Tensor]) -> None:
+    folder, wanted = exported
+    scorer = part(folder, place="8bit")
+    found = torch.tensor(scorer.score(completions(PAIRS)))
+    assert not torch.equal(found, wanted)
+    assert (found - wanted).abs().mean() < 0.1 * wanted.std()  # the toy's weights are far larger than a trained model's
+    assert scorer._loaded is not None and isinstance(scorer._loaded[0].model.layers[0].mlp.up_proj, Int8Linear)
 
 
 def test_output_and_threshold(exported: tuple[Path, torch.Tensor]) -> None:

@@ -27,6 +27,7 @@ def options(**changes: Any) -> ModelOptions:
         "gguf_file": None,
         "trust_remote_code": False,
         "dtype": "float32",
+        "quantize": "none",
         "template": "auto",
         "adapter": "none",
         "start_adapter": None,

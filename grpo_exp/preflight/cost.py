@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from grpo_exp import footprint
+from grpo_exp.placement import reference_place
 from grpo_exp.preflight.base import Finding, Line, percent
 from grpo_exp.track.wording import duration, number
 
@@ -135,27 +137,27 @@ def measure(config: Config, samples: Samples | None, rehearsal: Rehearsal, asked
 
 def memory(config: Config, policy: Policy, rehearsal: Rehearsal, held: Held, rows: int, tokens: int) -> Memory:
     """What is needed: by the steps that were taken, or by the evaluation, whose `rows` are each of so many `tokens` at most."""
-    weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
-    trained = sum(x.numel() for x in policy.state().values())
-    copied = config.algo.keeps_reference and config.model.adapter == "none"
-    parts = {
-        "weights": weights,
-        "gradients": 4 * trained,
-        "optimizer": 8 * trained,
-        "reference": weights if copied else 0,
-        "evaluation": rows * _sampling_bytes(policy, tokens),
-    }
+    sizes, way = footprint.Sizes.of(policy.model), footprint.Way.of(policy)
+    parts = held_by(config, sizes, way) | {"evaluation": rows * footprint.sampling(sizes, way, tokens)}
     besides = sum(parts.values()) - parts["weights"]
     needed = max(held.peak - rehearsal.held / GIB, held.loaded + besides / GIB)
     return Memory(needed, held.there_is, {name: size / GIB for name, size in parts.items()})
 
 
-def _sampling_bytes(policy: Policy, tokens: int) -> int:
-    """Keys and values of a row that is sampled, and its logits. Where some rows end, those that go on are copied: twice."""
-    shape = policy.shape
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    return int(2 * 4 * tokens * shape.num_hidden_layers * 2 * heads * size + 16 * shape.vocab_size)
+def held_by(config: Config, sizes: footprint.Sizes, way: footprint.Way) -> dict[str, float]:
+    """Bytes that the run holds on the policy's device all along, by part."""
+    critic = config.algo.critic
+    here = critic is not None and config.hardware.critic == "same"
+    return footprint.held(
+        sizes,
+        way,
+        quantize=config.model.quantize,
+        optimizer=config.optim.name,
+        place=reference_place(config),
+        moves=config.algo.moves_reference,
+        remembers=config.algo.keeps_reference,
+        critic=footprint.critic(sizes, critic.trunk) if critic is not None and here else 0,
+    )
 
 
 def _tokens(rehearsal: Rehearsal) -> float:

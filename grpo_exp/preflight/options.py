@@ -17,6 +17,15 @@ class PreflightOptions:
     steps: int = option("training steps that the verb takes and undoes; the first is checked, the others are timed", low=1)
     trials: int = option("trials of a sweep that the cost is told for besides the run's own; 0 for none", low=0)
     price: float = option("what an hour of this machine costs, in any currency; 0: no cost is told", low=0)
+    paper: bool = option(
+        "the verb loads nothing and tries nothing: it says by the model's configuration alone what the profile would need on "
+        "one device, and whether it fits"
+    )
+    size: str | None = option(
+        "with paper: a published model of this size in place of the run's own: 0.5b, 1.5b, 3b, 7b, 14b, 32b, 70b",
+        choices=("0.5b", "1.5b", "3b", "7b", "14b", "32b", "70b"),
+    )
+    prompt_tokens: int = option("with paper: tokens of the longest prompt", low=1)
     hard: float = option("pass@1 below this: the policy will hardly learn", low=0, high=1)
     easy: float = option("pass@1 above this: there is nothing to learn", low=0, high=1)
     fertile_low: float = option("lower end of the pass@1 from which most is learned", low=0, high=1)

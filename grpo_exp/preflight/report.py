@@ -85,19 +85,18 @@ def look(config: Config, stop: StopSignals, folder: Path) -> Report:
     from grpo_exp.config import measures_pairs
     from grpo_exp.hardware import describe, free_bytes, prepare
     from grpo_exp.memory import peak_gib
-    from grpo_exp.policy import Policy
-    from grpo_exp.run import check_data, check_reward, fit_prompts, load_data, longest_prompt, rows_at_once
+    from grpo_exp.placement import check_packages
+    from grpo_exp.run import check_data, check_reward, fit_prompts, load_data, load_policy, longest_prompt, rows_at_once
 
     started = time.perf_counter()
     config.rollout.check()
+    check_packages(config)
     data = load_data(config)
     check_data(config, data)
     check_reward(config, data.train, config.algo.online)
     machine = prepare(config.hardware, config.model.dtype)
     there_is = free_bytes(machine.device) / cost.GIB + peak_gib(machine.device)
-    policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
-    if config.algo.critic is not None:
-        policy.attach_critic(config.algo.critic)
+    policy = load_policy(config, machine)
     data = fit_prompts(config, data, policy)
     load, loaded = time.perf_counter() - started, peak_gib(machine.device)
     rows = rows_at_once(config, policy, machine, data.train)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_exp import frozen
 from grpo_exp.batch import Completions, Example
 from grpo_exp.errors import ConfigError
+from grpo_exp.frozen import Waiting
 from grpo_exp.options import option
 from grpo_exp.rewards.base import Reward
 
@@ -37,13 +39,17 @@ class ModelReward(Reward):
     device: str = option("where the model is computed; auto: a GPU where there is one", choices=("auto", "cpu", "cuda"))
     output: str = option("score: the model's own, less threshold; sigmoid: of that", choices=("score", "sigmoid"))
     threshold: float = option("score that is neither good nor bad; subtracted first")
-    offload: bool = option("between calls the model waits in the CPU's memory, where the policy needs that of the GPU")
+    place: str = option(
+        "same: the model stays on its device; cpu: it waits in the CPU's memory between calls, where the policy needs that of "
+        "the GPU; 8bit: it stays, in int8",
+        choices=("same", "cpu", "8bit"),
+    )
 
     def __post_init__(self) -> None:
         self._folder = folder(self.path)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("reward.parts: device=cuda for the reward model, but torch sees no GPU; use auto or cpu")
-        self._loaded: tuple[Any, Any] | None = None
+        self._loaded: tuple[Any, Any, Waiting | None] | None = None
 
     @torch.no_grad()
     def score(self, completions: Completions) -> list[float | None]:
@@ -52,18 +58,20 @@ class ModelReward(Reward):
         Raises:
             ConfigError: at the first use: the folder's files do not make a model, or do not belong together.
         """
-        model, tokenizer = self._loaded = self._loaded or load(self._folder, self.device)
+        model, tokenizer, waiting = self._loaded = self._loaded or self._load()
         triples = zip(completions.examples, completions.texts, completions.finished, strict=True)
         ids = [token_ids(tokenizer, *triple) for triple in triples]
-        if self.offload:
-            model.to(place(self.device))
-        try:
+        with waiting.here() if waiting is not None else contextlib.nullcontext():
             parts = [scores(model, ids[i : i + self.rows]) for i in range(0, len(ids), self.rows)]
-        finally:
-            if self.offload:
-                model.to("cpu")
         values = torch.cat(parts) - self.threshold  # [N]
         return list((values.sigmoid() if self.output == "sigmoid" else values).tolist())
+
+    def _load(self) -> tuple[Any, Any, Waiting | None]:
+        """Model, tokenizer, and what keeps the model in the CPU's memory between calls."""
+        model, tokenizer = load(self._folder, self.device)
+        if self.place == "8bit":
+            model = frozen.int8(model, skip=("score",))  # one row, whose scale would be the only one of all scores
+        return model, tokenizer, Waiting(model, torch.device(place(self.device))) if self.place == "cpu" else None
 
 
 def folder(path: str | None) -> Path:
