@@ -127,6 +127,7 @@ def troubled(trouble: str, timeout: float = 60, count: int = 2) -> tuple[BaseExc
     return ended.value, time.time() - max(path.stat().st_mtime for path in Path("run/checkpoints").glob("*/manifest.json"))
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run() -> None:
     error, _ = troubled("dies")
     assert isinstance(error, RankError) and error.exit_code == 3
