@@ -85,16 +85,11 @@ def begin(job: Job, config: Config) -> float | None:
 
 def _check(config: Config, place: Place | None) -> None:
     """Raise ConfigError where the options do not go with several processes."""
-    wanted = config.hardware.processes
-    if place is not None and wanted not in (1, place.count):
-        raise ConfigError(
-            f"hardware.processes={wanted}, but what launched this process started {place.count}. Leave the option out there"
-        )
-    count = wanted if place is None else place.count
+    count = config.hardware.processes if place is None else place.count
     if count > 1 and config.rollout.one_process and (config.algo.online or not configuration.measures_pairs(config)):
         raise ConfigError(
-            f"rollout={config.rollout.kind} samples in one process, and hardware.processes is {count}. Use rollout=torch, or "
-            "one process"
+            f"rollout={config.rollout.kind} samples in one process, and this run has {count} (hardware.processes, or those of "
+            "torchrun or srun). Use rollout=torch, or one process"
         )
 
 

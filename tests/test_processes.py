@@ -297,15 +297,14 @@ def _ranks(pid: int) -> list[int]:
 
 def test_vllm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, *SMALL, "rollout=vllm", "rollout.url=http://localhost:1", "hardware.processes=2")
-    assert answer.code == 2 and "rollout=vllm samples in one process, and hardware.processes is 2" in answer.err
+    assert answer.code == 2 and "rollout=vllm samples in one process, and this run has 2" in answer.err
 
 
-def test_another_number_than_the_launcher_s_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_by_torchrun_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes would work on different trials. For one run they count, whatever hardware.processes says."""
     for name, value in {"WORLD_SIZE": "4", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    answer = call(capsys, *SMALL, "hardware.processes=2")
-    assert answer.code == 2 and "hardware.processes=2, but what launched this process started 4" in answer.err
     answer = call(capsys, *SMALL, "-m", "beta=0.1,0.2")
-    assert answer.code == 2 and "a sweep" in answer.err
+    assert answer.code == 2 and "a sweep starts the processes of its runs itself" in answer.err
+    answer = call(capsys, *SMALL, "rollout=vllm", "rollout.url=http://localhost:1", "hardware.processes=2")
+    assert answer.code == 2 and "this run has 4" in answer.err
