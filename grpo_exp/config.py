@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from grpo_exp import placement
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import load_class, option
 from grpo_exp.parts import Gate, Normalization
@@ -214,6 +213,7 @@ def _data(values: Any) -> DataSource:
 
 def _check_together(config: Config) -> None:
     """Options that are right alone and wrong together."""
+    from grpo_exp import placement
     from grpo_exp.data.base import check_rates
 
     check_rates(config.data)

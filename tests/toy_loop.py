@@ -25,7 +25,15 @@ Row = dict[str, Any]
 
 def options(**changes: Any) -> OptimOptions:
     """AdamW without anything that could be left out."""
-    values: Row = {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "clip_grad": 0.0, "warmup_steps": 0}
+    values: Row = {
+        "weight_decay": 0.0,
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "eps": 1e-8,
+        "name": "adamw",
+        "clip_grad": 0.0,
+        "warmup_steps": 0,
+    }
     return OptimOptions(**(values | {"schedule": "constant", "min_ratio": 0.0, "max_skips": 0} | changes))
 
 

@@ -61,7 +61,7 @@ def overview() -> str:
     algorithm = yaml.safe_load((_conf() / "algo" / f"{chosen['algo']}.yaml").read_text(encoding="utf-8"))
     values = {**root, **{k: v for k, v in algorithm.items() if k in root}}
     for field in dataclasses.fields(RootOptions):
-        lines += _table([(f"{field.name}={_written(values[field.name])}", field.metadata["meaning"])], "  ", 44)
+        lines += _table([(f"{field.name}={_written(values[field.name])}", field.metadata["meaning"])], "  ", 46)
     return "\n".join([*lines, "", *_more()])
 
 

@@ -26,7 +26,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text("def score(completions): return [1.0 for _ in completions]", encoding="utf-8")
     (tmp_path / "config.yaml").write_text(
         "defaults:\n  - reward: math\n  - _self_\nmax_new_tokens: 64\ndata: {name: mine}\n"
-        f"reward: {{style: auto, kwargs: {{}}, sandbox: none}}\nhydra:\n  searchpath:\n    - file://{CONF}\n",
+        f"hardware: {{reward_model: same}}\nreward: {{style: auto, kwargs: {{}}, sandbox: none}}\nhydra:\n  searchpath:\n    - file://{CONF}\n",
         encoding="utf-8",
     )
     return tmp_path
@@ -62,6 +62,7 @@ def test_a_part_file_gives_every_option_of_its_class_in_its_type(kind: str) -> N
         {
             "max_new_tokens": 64,
             "data": {"name": "mine"},
+            "hardware": {"reward_model": "same"},
             "reward": {"path": "mine.py:score", "style": "auto", "kwargs": {}, "sandbox": "none"},
             "part": OmegaConf.create(text),
         }
