@@ -78,7 +78,9 @@ def what_it_needs(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) 
             yield [*more, f"rollout.url={server.url}"]
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("multi_gpu", "gpu_24gb", "ray") else n for n in PROFILES]
+)
 def test_a_profile_trains(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

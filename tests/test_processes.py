@@ -101,7 +101,7 @@ def assert_same(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (2, THREE),
+        pytest.param(2, THREE, marks=pytest.mark.slow),
         pytest.param(2, {k: v for k, v in MORE.items() if k not in THREE}, marks=pytest.mark.slow),
         pytest.param(4, MORE, marks=pytest.mark.slow),
     ],

@@ -77,6 +77,7 @@ def test_a_finding_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.code == 0 and "the KL explodes  run from step 2" in report.out
 
 
+@pytest.mark.slow
 def test_quiet_says_warnings_and_no_notes(capsys: pytest.CaptureFixture[str]) -> None:
     for action, told in (("warn", True), ("note", False), ("off", False)):
         answer = call(capsys, *WORDS, "steps=2", f"{KL}.action={action}")
@@ -85,6 +86,7 @@ def test_quiet_says_warnings_and_no_notes(capsys: pytest.CaptureFixture[str]) ->
         shutil.rmtree(RUN)
 
 
+@pytest.mark.slow
 def test_off_looks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, *WORDS, "steps=2", "health=off")
     assert answer.code == 0 and (RUN / "health.jsonl").read_text() == "" and card(RUN)["health"] == {}
@@ -137,6 +139,7 @@ def test_rollback_changes_lr_and_goes_back(capsys: pytest.CaptureFixture[str]) -
     assert done.code == 0 and "finished before" in done.out
 
 
+@pytest.mark.slow
 def test_rollback_goes_to_the_checkpoint_before_the_trouble(capsys: pytest.CaptureFixture[str]) -> None:
     back = [f"{KL}.action=rollback", f"{KL}.median=9", f"{KL}.floor=1e-12", f"{KL}.growth=1.0001", "eval.start=false"]
     answer = call(capsys, *WORDS, *back, "health.rollback.beta_factor=10", "health.rollback.times=1", "checkpoint.every=1")
@@ -148,6 +151,7 @@ def test_rollback_goes_to_the_checkpoint_before_the_trouble(capsys: pytest.Captu
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.slow
 def test_a_kill_before_it_went_back_loses_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     back = [f"{KL}.action=rollback", "health.rollback.times=1"]
     call(capsys, *WORDS, *back, "hydra.run.dir=whole")
