@@ -98,12 +98,13 @@ def assert_same(one: Path, other: Path) -> None:
     assert any(float(g.abs().max()) > 1e-3 for step in a["gradients"] for g in step)  # otherwise nothing was compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        pytest.param(2, THREE, marks=pytest.mark.slow),
-        pytest.param(2, {k: v for k, v in MORE.items() if k not in THREE}, marks=pytest.mark.slow),
-        pytest.param(4, MORE, marks=pytest.mark.slow),
+        (2, THREE),
+        (2, {k: v for k, v in MORE.items() if k not in THREE}),
+        (4, MORE),
     ],
     ids=["2", "2-more", "4"],
 )
