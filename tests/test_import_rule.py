@@ -50,6 +50,7 @@ LEVELS: list[set[str]] = [
         "earlier",
         "record",
         "remedy",
+        "flags",
         "explained",
         "card",
         "job",

@@ -17,13 +17,13 @@ program's run those of conf/health; options of health change them. Exit code 0 w
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from grpo_exp.errors import DataError, GrpoError, InputError, RunError, nearest
+from grpo_exp.errors import DataError, GrpoError, InputError, nearest
+from grpo_exp.flags import Flags, write
 from grpo_exp.health.log import Examined
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
     request = _request(asked)
     examined = [one for path in request.paths for one in _examined(Path(path).expanduser(), request)]
     if asked.json is not None:
-        _write(asked.json, screen.as_json(examined))
+        write(asked.json, screen.as_json(examined))
     if asked.json != "-":
         print("\n".join(screen.lines(examined)))
     grave = screen.gravest(examined) not in ("off", "note")
@@ -60,13 +60,8 @@ def main(words: list[str]) -> int:
 # ---- words
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"doctor: {message}. {USAGE}; python -m grpo_exp help doctor says more")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="doctor", add_help=False, allow_abbrev=False)
+def _parser() -> Flags:
+    parser = Flags("doctor", USAGE)
     parser.add_argument("words", nargs="+", metavar="RUN")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--strict", action="store_true")
@@ -216,13 +211,3 @@ def _explain(config: Mapping[str, Any]) -> Callable[[Row], str] | None:
         return explainer(configuration.build(with_changes(dict(config), []), judged=False).reward)
     except GrpoError:  # a file that is gone, another version
         return None
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{target}: cannot be written ({error.strerror or error})") from error

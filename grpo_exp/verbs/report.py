@@ -14,14 +14,13 @@ holds them all). `≈` marks a setting that cannot be told apart from the best. 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from grpo_exp.errors import InputError, RunError, nearest
+from grpo_exp.errors import InputError, nearest
+from grpo_exp.flags import Flags, write
 from grpo_exp.report.runs import Run
 
 USAGE = "usage: python -m grpo_exp report FOLDER [FOLDER ...] [--by KEY] [--csv FILE] [--json FILE] [--no-html]"
@@ -49,7 +48,9 @@ def main(words: list[str]) -> int:
         show(comparison, sys.stdout)
     for target, text in ((asked.csv, as_csv), (asked.json, as_json)):
         if target is not None:
-            _write(target, text(comparison))
+            write(target, text(comparison))
+            if target != "-":
+                print(f"written to {target}")
     if asked.html and not piped:
         from grpo_exp.report import page
 
@@ -57,13 +58,8 @@ def main(words: list[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"report: {message}. {USAGE}; python -m grpo_exp help report says more")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="report", add_help=False, allow_abbrev=False)
+def _parser() -> Flags:
+    parser = Flags("report", USAGE)
     parser.add_argument("folders", nargs="+", metavar="FOLDER")
     parser.add_argument("--by", action="append", metavar="KEY")
     parser.add_argument("--csv", metavar="FILE")
@@ -92,14 +88,3 @@ def _place(folders: Sequence[str]) -> Path:
     """Where the page goes: the folder, or the one that holds all."""
     paths = [path if path.is_dir() else path.parent for path in map(Path, folders)]
     return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve() for path in paths]))
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{target}: cannot be written ({error.strerror or error})") from error
-    print(f"written to {target}")

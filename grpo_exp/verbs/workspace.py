@@ -9,16 +9,9 @@ what was searched, and reward against KL. It was built with W&B's own package; w
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import NoReturn
 
-from grpo_exp.errors import InputError
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"workspace: {message}; python -m grpo_exp help workspace says more")
+from grpo_exp.flags import Flags
 
 
 def main(words: list[str]) -> int:
@@ -30,7 +23,7 @@ def main(words: list[str]) -> int:
     """
     from grpo_exp.track.workspace import save
 
-    parser = _Parser(add_help=False)
+    parser = Flags("workspace", allow_abbrev=True)
     parser.add_argument("--entity")
     parser.add_argument("--project", default="grpo_exp")
     parser.add_argument("--metric", default="eval/pass@1")
