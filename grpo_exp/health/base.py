@@ -96,12 +96,13 @@ class Detector(ABC):
     def look(self, course: Course) -> Seen | None:
         """What is wrong at the newest step, or None. Called after each training step, and each evaluation that follows one."""
 
-    def knows_enough(self, course: Course) -> bool:
-        """Whether the run shows what the detector needs."""
-        there = {name: bool(course.train.get(name) or course.evals.get(name)) for name in self.needs}
-        if "samples" in there:
-            there["samples"] = bool(course.samples)
-        return all(there.values())
+    def missing(self, course: Course) -> list[str]:
+        """What the detector needs and the run does not show."""
+        return [
+            name
+            for name in self.needs
+            if not (course.samples if name == "samples" else course.train.get(name) or course.evals.get(name))
+        ]
 
 
 def shown(rows: list[Row], *more: str) -> list[Row]:

@@ -106,8 +106,8 @@ def examine(log: Log, detectors: Mapping[str, Detector], explain: Callable[[Row]
     findings = [found.row() for _ in _fed(log, monitor) for found in monitor.look()]
     for row in findings:
         row |= {"step": min(row["step"] * log.every, log.done), "since": row["since"] * log.every}
-    looked = [name for name, one in monitor.detectors.items() if one.knows_enough(monitor.course)]
-    blind = {name: _missing(one, monitor) for name, one in monitor.detectors.items() if name not in looked}
+    missing = {name: one.missing(monitor.course) for name, one in monitor.detectors.items()}
+    looked, blind = [name for name in missing if not missing[name]], {name: some for name, some in missing.items() if some}
     return Examined(log, looked, blind, [name for name in detectors if name not in monitor.detectors], findings)
 
 
@@ -121,11 +121,3 @@ def _fed(log: Log, monitor: Monitor) -> Iterator[int]:
             add(told.get(step, []))
         if step > 0:
             yield step
-
-
-def _missing(detector: Detector, monitor: Monitor) -> list[str]:
-    """What a detector needs and the run does not show."""
-    course = monitor.course
-    there = {name for name in detector.needs if course.train.get(name) or course.evals.get(name)}
-    there |= {"samples"} if course.samples else set()
-    return [name for name in detector.needs if name not in there]

@@ -53,7 +53,7 @@ class Monitor(Tracker):
         """What is found at the newest step and was not found before."""
         found = []
         for name, detector in self.detectors.items():
-            if name in self.found or not detector.knows_enough(self.course):
+            if name in self.found or detector.missing(self.course):
                 continue
             seen = detector.look(self.course)
             if seen is not None:
