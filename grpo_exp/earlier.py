@@ -21,7 +21,10 @@ LONGER = ("steps", "experience.max_tokens")
 """Options that make a run longer and change nothing else."""
 BESIDE = ("track", "checkpoint", "hardware", "health", "name")
 """Options that what is trained and measured does not depend on, up to rounding."""
-EXACT = {"hardware": ("device", "dtype", "threads", "cpu", "processes"), "batch": ("rollout_rows", "eval_rows", "update_rows")}
+EXACT = {
+    "hardware": ("device", "dtype", "threads", "cpu", "processes", "shard"),
+    "batch": ("rollout_rows", "eval_rows", "update_rows"),
+}
 """What of a run card must be as it was for the same numbers bit for bit; so must the versions of the libraries."""
 
 

@@ -7,7 +7,7 @@ paper of one that was not. What autograd keeps is counted term by term; `tests/t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -142,6 +142,20 @@ def held(
         "reference": reference(sizes, way, place, moves) if remembers else 0.0,
         "critic": float(FLOAT * critic),
     }
+
+
+class Whole(NamedTuple):
+    """Bytes of weights that are whole for a while where ranks have parts of them: all, or while a unit computes its share."""
+
+    all: float
+    unit: float
+
+
+def whole(sizes: Sizes, way: Way) -> Whole:
+    """In the dtype of products: all for sampling; in a pass two layers, since the next one comes meanwhile, and what is around
+    the layers, with the gradients of one."""
+    layer = sizes.linear / sizes.layers
+    return Whole(way.bytes * sizes.weights, way.bytes * (3 * layer + 2 * sizes.outer))
 
 
 def sampling(sizes: Sizes, way: Way, tokens: int) -> int:

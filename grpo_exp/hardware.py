@@ -27,6 +27,11 @@ class HardwareOptions:
     update_rows: Any = option("rows in one micro-batch of the update; auto fits them into memory")
     keep_memory: bool = option("hold freed memory for the next step instead of giving it back to the system (glibc)")
     processes: int = option("processes of this machine that share the run; under torchrun or srun those it starts count", low=1)
+    shard: str = option(
+        "with several processes, what each keeps of the weights, gradients and moments: none (a copy of all), full (its part: "
+        "FSDP2), offload (its part, in the CPU's memory, where steps are taken)",
+        choices=("none", "full", "offload"),
+    )
     rank_timeout: float = option("with several processes: seconds that one may wait for another before the run ends", low=1)
     reference: str = option(
         "where the reference is: adapter_off (the model without its adapter, which costs nothing), same (a copy beside the "
@@ -54,12 +59,14 @@ class HardwareOptions:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the options came to: torch device and dtype, processes of the run, and how many of them share the memory."""
+    """What the options came to: torch device and dtype, processes of the run, how many of them share the memory, and how they
+    share out the weights, as `hardware.shard` says."""
 
     device: Any
     dtype: Any
     processes: int = 1
     sharing: int = 1
+    shard: str = "none"
 
 
 def prepare(options: HardwareOptions, dtype: str, ranks: Ranks = ALONE) -> Machine:
@@ -92,7 +99,8 @@ def prepare(options: HardwareOptions, dtype: str, ranks: Ranks = ALONE) -> Machi
         keep_memory()
     if dtype == "auto":
         dtype = "bfloat16" if name == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-    return Machine(device, getattr(torch, dtype), ranks.count, ranks.here if name == "cpu" else 1)
+    sharing = ranks.here if name == "cpu" else 1
+    return Machine(device, getattr(torch, dtype), ranks.count, sharing, options.shard if ranks.count > 1 else "none")
 
 
 def cores() -> int:
@@ -145,6 +153,7 @@ def describe(machine: Machine) -> dict[str, Any]:
         "cpu": cpu,
         "cores": os.cpu_count(),
         "processes": machine.processes,
+        "shard": machine.shard,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
     }
     return card | ({"gpu": torch.cuda.get_device_name(machine.device)} if machine.device.type == "cuda" else {})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,9 @@ from grpo_exp.metrics import Meter, Metrics, drift_metrics, mismatch_metrics, re
 from grpo_exp.optim import Optimizer
 from grpo_exp.policy import Policy
 from grpo_exp.ranks import ALONE, Ranks
+
+_Part = tuple[Tensor, TokenBatch]
+"""A micro-batch, behind the indices of its rows."""
 
 
 class Learner:
@@ -84,8 +88,9 @@ class Learner:
 
         def outputs(rows: int) -> Outputs | None:
             gathered = _Gathered(own)
-            for index, micro in own.split(rows):
-                gathered.put(index, self.policy.forward(micro, self.temperature))
+            with self._passes(batch, own.split(rows)) as parts:
+                for index, micro in parts:
+                    gathered.put(index, self.policy.forward(micro, self.temperature))
             return gathered.outputs()
 
         return self.ranks.whole(batch, self.rows.attempt(outputs, "the log-probs", *_widths(batch)))
@@ -163,7 +168,7 @@ class Learner:
         Returns what the policy said of this rank's rows, None where it has none.
         """
         own, count = self.ranks.own(batch), self.algorithm.count(batch).clamp(min=1)  # 0 where every row is left out of it
-        gradients = partial(self._gradients, own, count)
+        gradients = partial(self._gradients, batch, own, count)
         now, losses = self.rows.attempt(gradients, "the update", *_widths(batch))
         if self.algorithm.idle(batch).all():  # a gradient of 0, which AdamW's memory of earlier ones still moves
             for parameter in self.optimizer.parameters:
@@ -174,24 +179,42 @@ class Learner:
             meter.add(loss)
         return now, sum((float(loss.total) for loss in losses), 0.0)
 
-    def _gradients(self, batch: TokenBatch, count: Tensor, rows: int) -> tuple[Outputs | None, list[LossSum]]:
-        """Those of some rows, micro-batch by micro-batch of at most so many; gradients that were there before are forgotten.
+    def _gradients(self, batch: TokenBatch, own: TokenBatch, count: Tensor, rows: int) -> tuple[Outputs | None, list[LossSum]]:
+        """Those of a rank's own rows, micro-batch by micro-batch of at most so many; gradients from before are forgotten.
 
         `count` divides the loss. Returns what the policy said, and the losses, each of them divided.
         """
         self.optimizer.clear()
-        gathered, losses, idle = _Gathered(batch), [], self.algorithm.idle(batch)
-        for index, micro in _micro_batches(batch, idle, rows):
-            learns = not bool(idle[index].all())
-            with torch.set_grad_enabled(learns):
-                now = self.policy.forward(micro, self.temperature, train=True, entropy_gradient=self.algorithm.entropy_gradient)
-                loss = self.algorithm.loss(now, micro)
-            mean = loss.total / count
-            if learns:
-                mean.backward()
-            losses.append(loss.told(mean))
-            gathered.put(index, now)
+        gathered, losses, idle = _Gathered(own), list[LossSum](), self.algorithm.idle(own)
+        with self._passes(batch, _micro_batches(own, idle, rows)) as parts:
+            for index, micro in parts:
+                learns = self.policy.shared or not bool(idle[index].all())
+                with torch.set_grad_enabled(learns):
+                    now = self.policy.forward(
+                        micro, self.temperature, train=True, entropy_gradient=self.algorithm.entropy_gradient
+                    )
+                    loss = self.algorithm.loss(now, micro)
+                mean = loss.total / count * (len(index) > 0)
+                if learns:
+                    mean.backward()
+                if len(index):
+                    losses.append(loss.told(mean))
+                    gathered.put(index, now)
         return gathered.outputs(), losses
+
+    @contextlib.contextmanager
+    def _passes(self, batch: TokenBatch, own: Iterable[_Part]) -> Iterator[Iterable[_Part]]:
+        """The micro-batches of a rank to pass through the policy. Where its weights are shared out every rank comes to as many
+        passes: those that have fewer pass the batch's first rows after them, of which nothing is kept, under an empty index."""
+        if not self.policy.shared:
+            yield own
+            return
+        parts = list(own)
+        most = max(self.ranks.exchange(len(parts)))
+        first = batch.rows(torch.arange(batch.unit, device=batch.tokens.device))
+        nothing = torch.arange(0, device=batch.tokens.device)
+        with self.ranks.passes():
+            yield [*parts, *[(nothing, first)] * (most - len(parts))]
 
     def _first_pass(self, batch: TokenBatch, part: TokenBatch, now: Outputs) -> Metrics:
         """What is measured before the first optimizer step on a batch, on rows that the policy as it still is sampled.
@@ -246,7 +269,9 @@ class _Gathered:
         self._fields: dict[str, Tensor] = {}
 
     def put(self, index: Tensor, part: Outputs) -> None:
-        """Keep the outputs of the given rows."""
+        """Keep the outputs of the given rows, if any."""
+        if not len(index):
+            return
         for name, x in part._asdict().items():
             if x is not None:
                 self._fields.setdefault(name, torch.zeros_like(self._like))[index, : x.shape[1]] = x.detach()

@@ -23,11 +23,13 @@ class Rows:
         option: what sets it, for messages.
         about: the sizes of the run that are not known here, for the message at the end.
         tell: told of each halving, for people.
+        halves: whether there is a second try at all; where other ranks wait within a pass there is none.
     """
 
     def __init__(self, size: int, option: str = "hardware.update_rows", about: str = "") -> None:
         self.size, self.option, self.about = size, option, about
         self.tell: Callable[[str], None] = lambda text: None
+        self.halves = True
 
     def attempt(self, work: Callable[[int], T], doing: str, prompt: int, completion: int) -> T:
         """`work(rows)`, begun anew with half as many rows whenever memory runs out, with the same random numbers.
@@ -47,7 +49,7 @@ class Rows:
             except (MemoryError, RuntimeError) as error:
                 if not ran_out(error):
                     raise
-                if self.size == 1:
+                if self.size == 1 or not self.halves:
                     raise OutOfMemoryError(self._too_much(doing, prompt, completion)) from error
             # Outside of `except`: until its end the error's traceback holds on to the tensors that took the memory.
             self._halve(doing)
@@ -74,8 +76,11 @@ class Rows:
         )
 
     def _too_much(self, doing: str, prompt: int, completion: int) -> str:
+        rows = f"a single row at a time, so {self.option} cannot be lower"
+        if self.size > 1:
+            rows = f"{self.size} rows at a time, which weights that are shared out keep to; try {self.option}={self.size // 2}"
         return (
-            f"out of memory in {doing} with a single row at a time, so {self.option} cannot be lower (prompts of up to "
+            f"out of memory in {doing} with {rows} (prompts of up to "
             f"{prompt} tokens, completions of up to {completion}{self.about and f'; {self.about}'}). Lower max_new_tokens, use "
             "model.gradient_checkpointing=true, or model.dtype=bfloat16"
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo_exp import bits
+from grpo_exp import bits, sharded
 from grpo_exp.metrics import Metrics
 from grpo_exp.options import option
 from grpo_exp.policy import Policy
@@ -88,7 +88,8 @@ class Optimizer:
         None where the loss or a norm is not finite: then weights and optimizer stay as they are, to the bit.
         """
         limit = self.options.clip_grad or math.inf
-        norms = {name: float(torch.nn.utils.clip_grad_norm_(group, limit)) for name, group in self.groups.items()}
+        clip = torch.nn.utils.clip_grad_norm_
+        norms = {name: float(sharded.gathered(clip(group, limit))) for name, group in self.groups.items()}
         measured = {"loss/total": loss, **norms}
         if not all(map(math.isfinite, measured.values())):
             self.clear()
@@ -102,13 +103,15 @@ class Optimizer:
         self._adamw.step()
         return norms
 
-    def state(self) -> dict[str, Any]:
-        """AdamW's own state, for a checkpoint; `skipped` belongs to the progress."""
-        return self._adamw.state_dict()
+    def state(self, keep: bool = True) -> dict[str, Any]:
+        """AdamW's own state, for a checkpoint; `skipped` belongs to the progress. All ranks must ask, and those that do not
+        `keep` it get nothing of parameters that are shared out."""
+        return sharded.gathered_state(self._adamw.state_dict(), keep)
 
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` returned, but for what the options say."""
         options = [{key: group[key] for key in ("betas", "eps", "weight_decay")} for group in self._adamw.param_groups]
-        self._adamw.load_state_dict(state)
+        parameters = [p for group in self.groups.values() for p in group]
+        self._adamw.load_state_dict(sharded.parts_of_state(state, parameters))
         for group, own in zip(self._adamw.param_groups, options, strict=True):
             group.update(own)

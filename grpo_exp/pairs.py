@@ -121,7 +121,13 @@ class PairEvaluator:
 
     def _preferences(self, examples: list[Example], rows: int) -> list[tuple[Tensor, list[str]]]:
         size = max(1, rows // 2)
-        return [self._preference(examples[i : i + size]) for i in range(0, len(examples), size)]
+        parts = [examples[i : i + size] for i in range(0, len(examples), size)]
+        if not self.policy.shared:
+            return [self._preference(part) for part in parts]
+        most = max(self.ranks.exchange(len(parts)))  # passes on every rank
+        with self.ranks.passes():
+            found = [self._preference(part) for part in [*parts, *[self.examples[:1]] * (most - len(parts))]]
+        return found[: len(parts)]
 
     def _preference(self, examples: list[Example]) -> tuple[Tensor, list[str]]:
         """How much each chosen completion is preferred, `[pairs]`, and the prompts' texts."""

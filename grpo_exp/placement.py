@@ -19,6 +19,8 @@ def check(config: Config) -> None:
     """
     _check_reference(config)
     _check_critic(config)
+    if config.hardware.shard != "none":
+        _check_shard(config)
     if config.model.quantize == "4bit":
         _check_4bit(config)
 
@@ -71,6 +73,24 @@ def _check_critic(config: Config) -> None:
         raise ConfigError(
             f"hardware.critic={config.hardware.critic}: with model.adapter=lora the critic shares the policy's frozen weights, "
             "and so its device. Use hardware.critic=same"
+        )
+
+
+def _check_shard(config: Config) -> None:
+    """Parts are of exact tensors that are where their policy is."""
+    wanted = f"hardware.shard={config.hardware.shard}"
+    others = {
+        "model.quantize": (config.model.quantize, "none", "weights in 4 bits are packed, and have no parts"),
+        "optim.name": (config.optim.name, "adamw", "moments in 8 bits are packed by blocks, and have no parts"),
+        "hardware.critic": (config.hardware.critic, "same", "a critic is shared out as the policy is"),
+    }
+    for key, (value, needed, why) in others.items():
+        if value != needed:
+            raise ConfigError(f"{wanted}: {key}={value} does not go with it, since {why}. Use {key}={needed}")
+    if config.hardware.reference in ("cpu", "8bit"):
+        raise ConfigError(
+            f"{wanted}: hardware.reference={config.hardware.reference} does not go with it, since a reference is shared out as "
+            "the policy is. Use hardware.reference=auto"
         )
 
 

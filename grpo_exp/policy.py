@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_exp import bits, frozen
+from grpo_exp import bits, frozen, sharded
 from grpo_exp import model as model_source
 from grpo_exp.batch import Example, Message, Outputs, Prompts, TokenBatch
 from grpo_exp.critic import Critic, CriticOptions
@@ -34,6 +34,7 @@ class Policy:
 
     Attributes:
         streams: whether the model is computed as a stream of tokens.
+        shared: whether each rank has a part of the weights; all must then come to the same passes.
         max_prompt_tokens: longer prompts lose their beginning; None where none is longer.
         notes: what a person should know of model and tokenizer.
         reference_place: where a copy for the reference is kept, and how: same, cpu, 8bit, as `hardware.reference` says.
@@ -44,6 +45,7 @@ class Policy:
         self.share_prompt = not options.gradient_checkpointing
         self.critic: Critic | None = None
         self.reference_place = "same"
+        self.shared = False
         self._frozen: Any = None
         self._waiting: Waiting | None = None
         self._moving = False
@@ -179,16 +181,20 @@ class Policy:
         self._train_mode(train)
         try:
             with self.autocast():
-                hidden = self._hidden(batch)  # [n, H]
-                support = None if batch.support is None else batch.support[batch.mask]  # [n, V / 8]
-                head = Head(self._base, self.streams)
-                logp, entropy = head.logp(hidden, batch.tokens[batch.mask], temperature, support, entropy_gradient)
+                hidden, logp, entropy = sharded.within(self._base, self._said, batch, temperature, entropy_gradient)
                 values = self._values(batch, hidden)
         finally:
             self._train_mode(False)
         empty = torch.zeros(batch.tokens.shape, device=self.device)
         logp, entropy = empty.masked_scatter(batch.mask, logp), empty.masked_scatter(batch.mask, entropy)  # [N, T]
         return Outputs(logp, entropy, None if values is None else empty.masked_scatter(batch.mask, values))
+
+    def _said(self, batch: TokenBatch, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states `[n, H]` in which the tokens of the mask are chosen, their log-probs and entropies `[n]`."""
+        hidden = self._hidden(batch)
+        support = None if batch.support is None else batch.support[batch.mask]  # [n, V / 8]
+        head = Head(self._base, self.streams)
+        return hidden, *head.logp(hidden, batch.tokens[batch.mask], temperature, support, entropy_gradient)
 
     def _train_mode(self, train: bool) -> None:
         self.model.train(train)
@@ -203,8 +209,9 @@ class Policy:
         if own is None:
             values: Tensor = self.critic(hidden)
             return values
+        critic, elsewhere = self.critic, batch.to(there)
         with torch.autocast(there.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            values = self.critic(self._hidden(batch.to(there), own))
+            values = sharded.within(critic, lambda: critic.forward(self._hidden(elsewhere, own)).clone())  # no view, says torch
         return values.to(self.device)
 
     @property
@@ -291,6 +298,8 @@ class Policy:
 
         `moves`: for `update_reference`. An adapter then gets a second one beside it, and the reference becomes part of `state`.
         """
+        if self.shared:  # which began with that
+            return
         self._moving = moves
         if self.options.adapter == "none":
             self._frozen = self._frozen_copy()
@@ -363,6 +372,32 @@ class Policy:
         device = self.device if place == "same" else torch.device(place)
         self.critic = Critic(options, self._base.get_decoder(), self.shape.hidden_size, device)
 
+    # ---- several ranks, a part of the weights on each
+
+    def share_out(self, device: torch.device, offload: bool) -> None:
+        """Leave this rank a part of all weights, on `device`, those of reference and critic too; all ranks do so.
+
+        Reference and critic, where there are any, must be there by now. `offload`: as in `sharded.share_out`.
+        """
+        if self.critic is not None and self.critic.trunk is not None:
+            frozen = {id(p) for p in self._base.parameters()}
+            for module in self.critic.trunk.modules():  # a unit's weights are its own
+                for name, p in module.named_parameters(recurse=False):
+                    if id(p) in frozen:
+                        setattr(module, name, nn.Parameter(p.detach().clone(), requires_grad=False))
+            self._share_out(self.critic, self.critic.trunk, device, offload)
+        for model in (self._base, self._frozen):
+            if model is not None:
+                self._share_out(model, model.get_decoder(), device, offload)
+        self.device, self.shared = device, True
+
+    def _share_out(self, model: nn.Module, decoder: Any, device: torch.device, offload: bool) -> None:
+        sharded.share_out(model, getattr(decoder, "layers", ()), device, self.dtype, offload)
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Within, weights that are shared out are whole on every rank, as sampling needs them; nothing may be learned."""
+        return sharded.whole([self._base])
+
     # ---- parameters and files
 
     def trainable(self) -> list[nn.Parameter]:
@@ -374,16 +409,25 @@ class Policy:
         total = sum(p.numel() for name, p in self.model.named_parameters() if ".reference." not in name)
         return total, sum(p.numel() for p in self.trainable())
 
-    def state(self) -> dict[str, Tensor]:
-        """The weights that learn, by name, the critic's under `critic.`, those of a moving reference under `reference.`."""
+    def held(self) -> dict[str, Tensor]:
+        """The weights that learn, by name, the critic's under `critic.`, those of a moving reference under `reference.`; where
+        they are shared out, this rank's part of each, which says the size of the whole."""
         named = [*self.model.named_parameters(), *(self.critic.named_parameters("critic") if self.critic is not None else ())]
         own = {name: p.detach() for name, p in named if p.requires_grad}
         moved = self._reference_parameters() if self._moving else {}
         return own | {f"reference.{name}": p.detach() for name, p in moved.items()}
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The same whole, one after the other; where they are shared out, all ranks must go through them."""
+        return ((name, sharded.gathered(x)) for name, x in self.held().items())
+
+    def state(self) -> dict[str, Tensor]:
+        """All of these at once."""
+        return dict(self.weights())
+
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put back what `state` returned; a saved critic or reference that this policy lacks, as in evaluation, is ignored."""
-        own = self.state()
+        own = self.held()
         if self.critic is None:
             state = {name: value for name, value in state.items() if not name.startswith("critic.")}
         if not self._moving:
@@ -392,7 +436,7 @@ class Policy:
             raise ModelError(f"the saved weights do not fit this model: {sorted(own.keys() ^ state.keys())[:3]} differ")
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(state[name])
+                sharded.put(parameter, state[name])
 
     def export(self, folder: Path) -> None:
         """Write what transformers' `from_pretrained`, or peft's for an adapter, loads without any code of ours."""

@@ -89,8 +89,16 @@ class Ranks:
         self.from_first(do)
         return made
 
+    def passes(self) -> contextlib.AbstractContextManager[None]:
+        """Within, this rank computes with weights that are shared out, which others take part in.
+
+        Raises: as `exchange`.
+        """
+        return contextlib.nullcontext()
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up the gradients of all ranks, in place. Where no rank has one there is none afterwards."""
+        """Add up the gradients of all ranks, in place. Where no rank has one there is none afterwards. Those of weights that
+        are shared out have been added up as they came."""
 
     def check_same(self, what: str, numbers: Callable[[], list[float]]) -> None:
         """Raise RankError where the numbers are not the same on every rank."""

@@ -123,7 +123,7 @@ def train(
             rows = rows_at_once(config, policy, machine, data.train, ranks)
             card = cards.opening(config, data, policy, machine, folder, {name: one.size for name, one in rows.items()})
             checkpoints = _checkpoints(config, folder, ranks)
-            notes = ranks.from_first(lambda: checkpoints.check_room(policy.state().values(), config.root.steps))
+            notes = ranks.from_first(lambda: checkpoints.check_room(policy.held().values(), config.root.steps))
             if before.forced:
                 _check_fit(policy, config, before)
         card["overrides"] = redact(_by_key(words), secrets)
@@ -146,7 +146,7 @@ def train(
                 raise
             value = trainer.objective()
             raise Pruned(math.nan if value is None else value, f"{UNHEALTHY}: {error}") from error
-        ranks.from_first(lambda: _export(config, policy, folder))
+        _export(config, policy, folder, ranks)
         record.close(result)
     return result.objective
 
@@ -218,7 +218,7 @@ def _check_fit(policy: Policy, config: Config, before: Earlier) -> None:
     saved = {name: x.shape for name, x in before.state.weights.items()}
     moved = config.algo.moves_reference and not any(name.startswith("reference.") for name in saved)
     saved = {name: shape for name, shape in saved.items() if not name.startswith("reference.")}
-    own = {name: x.shape for name, x in policy.state().items()}
+    own = {name: x.shape for name, x in policy.held().items()}
     different = [name for name in {*saved, *own} if saved.get(name) != own.get(name)] + ["reference"] * moved
     if different:
         raise ModelError(
@@ -396,12 +396,19 @@ def load_policy(config: Config, machine: Machine) -> Policy:
     Raises:
         ModelError: something cannot be loaded or does not fit together.
     """
+    import torch
+
     from grpo_exp.policy import Policy
 
-    policy = Policy.load(config.model, machine.device, machine.dtype, config.root.seed)
+    shared = machine.shard != "none"
+    policy = Policy.load(config.model, torch.device("cpu") if shared else machine.device, machine.dtype, config.root.seed)
     policy.reference_place = placement.reference_place(config)
     if config.algo.critic is not None:
         policy.attach_critic(config.algo.critic, config.hardware.critic)
+    if shared:
+        if config.algo.keeps_reference:
+            policy.freeze_reference(config.algo.moves_reference)
+        policy.share_out(machine.device, machine.shard == "offload")
     return policy
 
 
@@ -438,7 +445,9 @@ def rows_at_once(
     fitted = {name: min(one[name] for one in everywhere) for name in fitting}
     about = f"prompts_per_step={config.root.prompts_per_step} G={config.root.G}"
     option = {name: f"hardware.{name.replace('eval', 'rollout')}" for name in fitted}
-    return {name: Rows(size, option[name], about) for name, size in fitted.items()}
+    rows = {name: Rows(size, option[name], about) for name, size in fitted.items()}
+    rows["update_rows"].halves = not policy.shared
+    return rows
 
 
 def longest_prompt(policy: Policy, examples: Sequence[Example]) -> int:
@@ -447,16 +456,31 @@ def longest_prompt(policy: Policy, examples: Sequence[Example]) -> int:
     return max(len(policy.prompt_ids(e)[0]) for e in sample)
 
 
-def _export(config: Config, policy: Policy, folder: Path) -> None:
+def _export(config: Config, policy: Policy, folder: Path, ranks: Ranks) -> None:
+    """Write export/, which the first rank does. Weights that are shared out go into a policy that is not."""
+    if not config.checkpoint.export:
+        return
+    whole: dict[str, Any] | None = None
+    if policy.shared:
+        whole = dict(held for held in policy.weights() if ranks.first)
+    ranks.from_first(lambda: _write_export(config, policy, whole, folder))
+
+
+def _write_export(config: Config, policy: Policy, whole: dict[str, Any] | None, folder: Path) -> None:
+    import torch
+
     from grpo_exp import classifier
     from grpo_exp.checkpoint import write_export
+    from grpo_exp.hardware import Machine
 
-    if config.checkpoint.export:
-        writers: dict[str, Callable[[Path], None]] = {
-            "policy": policy.export,
-            "reward_model": partial(classifier.export, policy),
-        }
-        write_export(folder / "export", writers[config.algo.product])
+    if whole is not None:
+        policy = load_policy(config, Machine(torch.device("cpu"), policy.dtype))
+        policy.load_state(whole)
+    writers: dict[str, Callable[[Path], None]] = {
+        "policy": policy.export,
+        "reward_model": partial(classifier.export, policy),
+    }
+    write_export(folder / "export", writers[config.algo.product])
 
 
 def _remove_if_empty(folder: Path) -> None:

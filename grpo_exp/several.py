@@ -17,7 +17,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from grpo_exp.batch import Batch, Outputs
 from grpo_exp.errors import GrpoError, RankError
+from grpo_exp.memory import ran_out
 from grpo_exp.ranks import Halted, Place, Ranks
+from grpo_exp.sharded import is_part
 
 T = TypeVar("T")
 BUCKET = 2**24
@@ -77,11 +79,9 @@ class Several(Ranks):
         return Outputs(**fields)
 
     def exchange(self, value: T) -> list[T]:
-        told = self._gather(("value", value))
-        if halted := [payload for kind, payload in told if kind == "halt"]:
-            raise Halted(halted[0])
+        told = self._heard(self._gather(("value", value)))
         self._look()
-        return [payload for _, payload in told]
+        return told
 
     def from_first(self, work: Callable[[], T]) -> T:
         found: tuple[T | None, GrpoError | None] = (None, None)
@@ -97,7 +97,24 @@ class Several(Ranks):
             raise mine or error_of_first
         return result  # type: ignore[return-value]
 
+    @contextlib.contextmanager
+    def passes(self) -> Iterator[None]:
+        began = time.monotonic()
+        self.busy = True  # all along: who is broken off comes to an exchange, where others would be within a pass
+        try:
+            self._heard(self._gather(("value", None)))
+            self._come()
+            yield
+        except RuntimeError as error:  # among which an error of this rank's own may be
+            if ran_out(error) or not _of_others(error):
+                raise
+            raise RankError(self._missing(time.monotonic() - began)) from error
+        finally:
+            self.busy = False
+        self._look()
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        parameters = [p for p in parameters if not is_part(p)]
         there = self.exchange([p.grad is not None for p in parameters])
         summed = [p for p, *some in zip(parameters, *there, strict=True) if any(some)]
         for bucket in _buckets(summed):
@@ -130,17 +147,27 @@ class Several(Ranks):
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Within, all ranks do the same call of torch.distributed; each has noted before that it has come to it."""
-        began = time.monotonic()
-        self.busy = True
+        """Within, all ranks do the same call of torch.distributed."""
+        began, before = time.monotonic(), self.busy
         try:
-            self.turn += 1
-            self.store.set(f"turn/{self.rank}", str(self.turn))
+            self._come()
             yield
         except RuntimeError as error:  # DistError, DistStoreError and DistNetworkError are RuntimeErrors
             raise RankError(self._missing(time.monotonic() - began)) from error
         finally:
-            self.busy = False
+            self.busy = before
+
+    def _heard(self, told: list[tuple[str, Any]]) -> list[Any]:
+        """What was told, or Halted where a rank stops."""
+        if halted := [payload for kind, payload in told if kind == "halt"]:
+            raise Halted(halted[0])
+        return [payload for _, payload in told]
+
+    def _come(self) -> None:
+        """Note that this rank has come to what all ranks do."""
+        self.busy = True
+        self.turn += 1
+        self.store.set(f"turn/{self.rank}", str(self.turn))
 
     def _missing(self, waited: float) -> str:
         """Who has not come to the call that failed, as far as the store knows."""
@@ -153,6 +180,11 @@ class Several(Ranks):
         if waited >= 0.95 * self.timeout:
             return f"{who} has not answered for {waited:.0f} s (hardware.rank_timeout)"
         return f"{who} has ended while {self.names[self.rank].partition(' (')[0]} waited for it"
+
+
+def _of_others(error: RuntimeError) -> bool:
+    """Whether an error within a pass came from what ranks tell each other."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL", "Connection"))
 
 
 def shares(batch: Batch, count: int) -> list[Tensor]:

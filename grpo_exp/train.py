@@ -281,7 +281,7 @@ class Trainer:
 
     def _fingerprint(self) -> list[float]:
         """A number for each tensor of weights, which one that is a little different changes."""
-        return [float(x.double().sum()) for x in self.policy.state().values()]
+        return [float(x.double().sum()) for _, x in self.policy.weights()]
 
     def _save(self, step: int) -> None:
         """Write a checkpoint, unless its weights could not be gone on with.
@@ -289,10 +289,12 @@ class Trainer:
         Raises:
             NumericsError: they are not finite.
         """
-        weights = self.policy.state()
-        if broken := [name for name, x in weights.items() if not bool(x.isfinite().all())]:
+        keep = self.ranks.first or not self.policy.shared  # the others only take part in putting them together
+        finite = {name: (bool(x.isfinite().all()), x if keep else None) for name, x in self.policy.weights()}
+        weights = {name: x for name, (_, x) in finite.items() if x is not None}
+        if broken := [name for name, (is_finite, _) in finite.items() if not is_finite]:
             raise NumericsError(
-                f"step {step}: {len(broken)} of {len(weights)} tensors of weights are no longer finite ({broken[0]}), so no "
+                f"step {step}: {len(broken)} of {len(finite)} tensors of weights are no longer finite ({broken[0]}), so no "
                 f"checkpoint of them is written; those before are untouched. Lower lr={self.optimizer.lr:g}"
             )
         progress: dict[str, Any] = {
@@ -308,6 +310,6 @@ class Trainer:
             "before": self.before and self.before.state(),
             "after": self.after and self.after.state(),
         }
-        state = State(weights, self.optimizer.state(), progress, self.source.tensors())
+        state = State(weights, self.optimizer.state(keep), progress, self.source.tensors())
         # An objective measured at another step says nothing about these weights.
         self.checkpoints.save(step, state, self.objective() if self.evaluated == step else None)

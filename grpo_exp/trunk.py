@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grpo_exp import kernels
+from grpo_exp import kernels, sharded
 from grpo_exp.frozen import Int8Embedding, Int8Linear
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -45,10 +45,14 @@ class Trunk:
         cos, sin = (y[0, :, None, : y.shape[-1] // 2].to(self.dtype) for y in self.decoder.rotary_emb(width, positions[None]))
         for index, layer in enumerate(self.decoder.layers):
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(self._layer, index, layer, x, cos, sin, attend, use_reentrant=False)
+                x = checkpoint(self._unit, index, layer, x, cos, sin, attend, use_reentrant=False)
             else:
-                x = self._layer(index, layer, x, cos, sin, attend)
+                x = self._unit(index, layer, x, cos, sin, attend)
         return self._norm(self.decoder.norm, x)
+
+    def _unit(self, index: int, layer: Any, *rest: Any) -> Tensor:
+        """A layer, its weights whole meanwhile."""
+        return sharded.within(layer, self._layer, index, layer, *rest)
 
     def _layer(self, index: int, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         own, mlp = layer.self_attn, layer.mlp
@@ -98,6 +102,9 @@ class Frozen(Trunk):
     def __init__(self, decoder: Any, dtype: torch.dtype) -> None:
         super().__init__(decoder, dtype)
         self._joints: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def _unit(self, index: int, layer: Any, *rest: Any) -> Tensor:
+        return self._layer(index, layer, *rest)  # whose weights are whole all along
 
     def _layer(self, index: int, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         own, mlp = layer.self_attn, layer.mlp

@@ -16,10 +16,13 @@ from grpo_exp import config, earlier, run
 from grpo_exp.batch import TokenBatch
 from grpo_exp.command_line import read
 from grpo_exp.compose import compose
+from grpo_exp.hardware import prepare
 from grpo_exp.learner import Learner
 from grpo_exp.optim import Optimizer
+from grpo_exp.policy import Policy
 from grpo_exp.ranks import Ranks, given, join
 from grpo_exp.rollout import shared
+from grpo_exp.sharded import gathered, is_part
 
 NOTED = "noted.pt"
 BASE = [
@@ -75,6 +78,33 @@ def work(runs: Runs) -> float | None:
     return float(count)
 
 
+@dataclass(frozen=True)
+class Held:
+    """A run that is to be looked at as it begins."""
+
+    folder: Path
+    words: Sequence[str]
+
+
+def held(run_of: Held) -> float:
+    """The share of the numbers of policy, reference, critic and moments that this process holds."""
+    made = config.build(compose(read([*BASE, *run_of.words])))
+    with join(given(os.environ), 60) as ranks:
+        policy = run.load_policy(made, prepare(made.hardware, "float32", ranks))
+        if made.algo.keeps_reference:
+            policy.freeze_reference()
+        optimizer = Optimizer(policy, made.optim, 1e-3, 1)
+        for p in (p for group in optimizer.groups.values() for p in group):
+            p.grad = torch.zeros_like(p)
+        optimizer.step(1, 0.0)
+        models = [policy.model, policy.critic, policy._frozen]
+        tensors = [p for model in models if model is not None for p in model.parameters()]
+        moments = optimizer._adamw.state_dict()["state"].values()
+        tensors += [x for state in moments for name, x in state.items() if name != "step"]
+        own = sum(x.to_local().numel() if is_part(x) else x.numel() for x in tensors)  # type: ignore[attr-defined]
+        return own / sum(x.numel() for x in tensors)
+
+
 class _noting:
     """Within, the gradients that each optimizer step acts on are noted, and the advantages of each batch."""
 
@@ -85,7 +115,7 @@ class _noting:
     def __enter__(self) -> _noting:
         def step(optimizer: Optimizer, *args: Any) -> Any:
             groups = [p for group in optimizer.groups.values() for p in group]
-            self.kept["gradients"].append([p.grad.clone() for p in groups if p.grad is not None])
+            self.kept["gradients"].append([gathered(p.grad).clone() for p in groups if p.grad is not None])
             return self._step(optimizer, *args)
 
         def update(learner: Learner, batch: TokenBatch, number: int) -> Any:
@@ -161,6 +191,17 @@ def _drifts(ranks: Ranks) -> None:
         _at_call(2, Learner, "update", move)
 
 
+def _dies_in_a_pass(ranks: Ranks) -> None:
+    """Rank 1, in the middle of its second pass with a gradient, where the other waits for its part of the weights."""
+    if ranks.rank == 1:
+        _at_call(5, Policy, "_hidden", lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _hangs_in_a_pass(ranks: Ranks) -> None:
+    if ranks.rank == 1:
+        _at_call(5, Policy, "_hidden", lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
 def _signal_in_sampling(ranks: Ranks) -> None:
     """Reaches rank 1 alone, before its share of the second step's samples; the first rollout is the first evaluation's."""
     if ranks.rank == 1:
@@ -186,6 +227,8 @@ TROUBLE: dict[str, Callable[[Ranks], None]] = {
     "dies": _dies,
     "first dies": _first_dies,
     "hangs": _hangs,
+    "dies in a pass": _dies_in_a_pass,
+    "hangs in a pass": _hangs_in_a_pass,
     "raises": _raises,
     "drifts": _drifts,
     "signal in sampling": _signal_in_sampling,

@@ -33,6 +33,7 @@ class Sheet:
         there_is: the device's memory.
         share: how much of it a run may need.
         device: cpu, or cuda.
+        parts: devices that what is held is shared out over.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Sheet:
     there_is: float
     share: float
     device: str
+    parts: int
 
     @property
     def peak(self) -> dict[str, float]:
@@ -68,8 +70,9 @@ class Sheet:
         verdict = "it fits" if self.exit_code == 0 else "it does not fit"
         left = self.there_is * self.share - self.needed
         room = f"{left:.1f} GiB left of" if left >= 0 else f"{-left:.1f} GiB more than"
+        where = f"one {self.device} device" if self.parts == 1 else f"each of {self.parts} {self.device} devices"
         return [
-            f"{self.name}: {self.model}, {self.parameters:,} parameters, {self.trained:,} trained, on one {self.device} device",
+            f"{self.name}: {self.model}, {self.parameters:,} parameters, {self.trained:,} trained, on {where}",
             f"  always    {_told(self.held)}",
             f"  sampling  {_told(self.sampling)} for {self.rows['sampling']} rows at a time",
             f"  update    {_told(self.update)} for {self.rows['update']} rows at a time",
@@ -114,25 +117,29 @@ def reckon(config: Config) -> Sheet:
         )
     there_is = options.memory_gib * GIB or free_bytes(torch.device(device))
     held = held_by(config, sizes, way)
+    parts = options.processes if options.shard != "none" else 1
+    held = {name: 0.0 if device == "cuda" and options.shard == "offload" else size / parts for name, size in held.items()}
     gradients = held.pop("gradients")
     held["process" if device == "cpu" else "libraries"] = (PROCESS if device == "cpu" else LIBRARIES) * GIB
     if device == "cuda" and options.reference == "cpu":
         held["reference"] = 0.0  # it comes for its pass, when there are neither gradients nor activations
     waits = sum(held.values())
-    sampling, sampled = _sampling(config, sizes, way, there_is, waits)
-    update, learned = _update(config, sizes, way, there_is, waits + gradients)
+    whole = footprint.whole(sizes, way) if parts > 1 else footprint.Whole(0, 0)
+    sampling, sampled = _sampling(config, sizes, way, there_is, waits + whole.all)
+    update, learned = _update(config, sizes, way, there_is, waits + gradients + whole.unit)
     return Sheet(
         config.root.name if about.size is None else f"{config.root.name} at {about.size}",
         config.model.name if about.size is None else source.sizes()[about.size]["model"],
         sizes.weights + sizes.trained * sizes.adapted,
         sizes.trained,
         _gib(held),
-        _gib(sampling),
-        _gib({"gradients": gradients} | update),
+        _gib({"whole weights": whole.all} | sampling),
+        _gib({"gradients": gradients, "whole layers": whole.unit} | update),
         {"sampling": sampled, "update": learned},
         there_is / GIB,
         about.memory,
         device,
+        parts,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
@@ -27,10 +28,13 @@ def sample(
     gives it, so that the samples are the same on any number of ranks, up to rounding. `doing` is for messages."""
     share = ranks.share(len(prompts))
     own = None
-    if share:
-        sampling = dataclasses.replace(sampling, first_prompt=sampling.first_prompt + share.start)
-        draw = partial(engine.sample, policy, _part(prompts, share), sampling)
-        own = rows.attempt(draw, doing, prompts.tokens.shape[1], sampling.max_new_tokens)
+    with contextlib.ExitStack() as stack:
+        with ranks.passes():
+            stack.enter_context(policy.whole())
+        if share:
+            sampling = dataclasses.replace(sampling, first_prompt=sampling.first_prompt + share.start)
+            draw = partial(engine.sample, policy, _part(prompts, share), sampling)
+            own = rows.attempt(draw, doing, prompts.tokens.shape[1], sampling.max_new_tokens)
     if ranks.count == 1:
         assert own is not None
         return own
