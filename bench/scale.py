@@ -56,6 +56,9 @@ PROFILES = {
     "gpu, LoRA, 80 GB": "hardware=gpu hardware.memory_gib=80 model.adapter=lora model.gradient_checkpointing=true",
     "gpu, all weights, 80 GB": "hardware=gpu hardware.memory_gib=80 model.adapter=none model.gradient_checkpointing=true",
     "vllm_colocate": "hardware=vllm_colocate",
+    "fsdp, 8 GPUs": "hardware=fsdp hardware.memory_gib=80 hardware.processes=8 model.adapter=none",
+    "zero3_offload, 8 GPUs": "hardware=zero3_offload hardware.memory_gib=80 hardware.processes=8 model.adapter=none",
+    "fsdp, 8 GPUs, LoRA": "hardware=fsdp hardware.memory_gib=80 hardware.processes=8 model.adapter=lora",
 }
 
 
@@ -87,13 +90,13 @@ class Plan:
 
 
 def plan(size: str, mode: str, gpus: int, device: Device = H100) -> Plan:
-    """All GPUs sample, then all learn. Where all weights learn, what is held is sharded over all; else each has it whole."""
+    """All GPUs sample, then all learn. What `hardware.shard` goes with is shared out over all; the rest each has whole."""
     config = build(compose(["model=tiny_random", *MODES[mode].split()]))
     sizes, way = sized(size, mode)
     whole = mode.startswith("all")
-    shards = gpus if whole else 1
+    shards = gpus if mode == "all" else 1
     held = {name: amount / shards for name, amount in held_by(config, sizes, way).items()}
-    held["gathered"] = 2 * way.bytes * sizes.weights / sizes.layers if shards > 1 else 0.0
+    held["whole layers"] = footprint.whole(sizes, way).unit if shards > 1 else 0.0
     tokens = PROMPT + COMPLETION
     row, head = footprint.activations(sizes, way, tokens, tokens), footprint.head(sizes, whole, PROMPTS * G * COMPLETION)
     free = 0.9 * device.gib * GIB - LIBRARIES * GIB - sum(held.values()) - head

@@ -86,10 +86,10 @@ def begin(job: Job, config: Config) -> float | None:
 def _check(config: Config, place: Place | None) -> None:
     """Raise ConfigError where the options do not go with several processes."""
     count = config.hardware.processes if place is None else place.count
-    if count > 1 and config.rollout.one_process and (config.algo.online or not configuration.measures_pairs(config)):
+    if count > 1 and config.rollout.among == "none" and (config.algo.online or not configuration.measures_pairs(config)):
         raise ConfigError(
-            f"rollout={config.rollout.kind} samples in one process, and this run has {count} (hardware.processes, or those of "
-            "torchrun or srun). Use rollout=torch, or one process"
+            f"rollout={config.rollout.kind} samples in this process, and the run has {count} (hardware.processes, or those of "
+            "torchrun or srun). Use a server (rollout.url=), rollout=torch, or one process"
         )
 
 

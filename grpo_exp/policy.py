@@ -46,6 +46,7 @@ class Policy:
         self.critic: Critic | None = None
         self.reference_place = "same"
         self.shared = False
+        self._collected: dict[str, Tensor] = {}
         self._frozen: Any = None
         self._waiting: Waiting | None = None
         self._moving = False
@@ -394,6 +395,19 @@ class Policy:
     def _share_out(self, model: nn.Module, decoder: Any, device: torch.device, offload: bool) -> None:
         sharded.share_out(model, getattr(decoder, "layers", ()), device, self.dtype, offload)
 
+    def collect(self, keep: bool) -> None:
+        """Where weights are shared out, put together those of the policy that learn, for `sent` and `export_weights` of the
+        rank that is to `keep` them; all ranks must come to it."""
+        if self.shared:
+            named = ((n, sharded.gathered(p.detach())) for n, p in self.model.named_parameters() if p.requires_grad)
+            self._collected = {name: x for name, x in named if keep}
+
+    def sent(self) -> dict[str, Tensor]:
+        """The policy's weights that learn, by name, as another program is to have them."""
+        if self.shared:
+            return self._collected
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """Within, weights that are shared out are whole on every rank, as sampling needs them; nothing may be learned."""
         return sharded.whole([self._base])
@@ -444,8 +458,10 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
     def export_weights(self, folder: Path) -> None:
-        """The same without the tokenizer."""
-        extra = {"selected_adapters": ["default"]} if self.options.adapter == "lora" else {}
+        """The same without the tokenizer. Of weights that are shared out, those that `collect` put together."""
+        extra: dict[str, Any] = {"selected_adapters": ["default"]} if self.options.adapter == "lora" else {}
+        if self.shared:
+            extra["state_dict"] = self._collected
         self.model.save_pretrained(folder, **extra)
 
     def export_base(self, folder: Path) -> None:

@@ -25,6 +25,7 @@ PROFILES = options("hardware")
 SAME = ["algo", "data", "reward", "eval", "objective", "experience"]
 """Sections that a profile has nothing to say about."""
 ROOTS = ["beta", "lr", "G", "temperature", "seed", "steps", "prompts_per_step", "max_new_tokens"]
+SLOW = ("multi_gpu", "fsdp", "zero3_offload", "gpu_24gb", "ray")
 LAUNCHERS = {"slurm": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
@@ -79,7 +80,11 @@ def what_it_needs(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("multi_gpu", "gpu_24gb", "ray") else n for n in PROFILES]
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n in ("multi_gpu", "fsdp", "zero3_offload", "gpu_24gb", "ray") else n
+        for n in PROFILES
+    ],
 )
 def test_a_profile_trains(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -297,8 +297,8 @@ def _ranks(pid: int) -> list[int]:
 
 
 def test_vllm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = call(capsys, *SMALL, "rollout=vllm", "rollout.url=http://localhost:1", "hardware.processes=2")
-    assert answer.code == 2 and "rollout=vllm samples in one process, and this run has 2" in answer.err
+    answer = call(capsys, *SMALL, "rollout=vllm", "hardware.processes=2")
+    assert answer.code == 2 and "rollout=vllm samples in this process, and the run has 2" in answer.err
 
 
 def test_a_sweep_by_torchrun_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,5 +307,5 @@ def test_a_sweep_by_torchrun_is_refused(capsys: pytest.CaptureFixture[str], monk
         monkeypatch.setenv(name, value)
     answer = call(capsys, *SMALL, "-m", "beta=0.1,0.2")
     assert answer.code == 2 and "a sweep starts the processes of its runs itself" in answer.err
-    answer = call(capsys, *SMALL, "rollout=vllm", "rollout.url=http://localhost:1", "hardware.processes=2")
-    assert answer.code == 2 and "this run has 4" in answer.err
+    answer = call(capsys, *SMALL, "rollout=vllm", "hardware.processes=2")
+    assert answer.code == 2 and "the run has 4" in answer.err

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from command import SMALL, call
-from rank_work import Held, Runs, held, work
+from rank_work import BASE, Held, Runs, held, work
 from safetensors.torch import load_file
 from test_processes import MORE, THREE, assert_same, card, in_a_folder_of_its_own, kept, numbers, rows
+from vllm_stand_in import FakeServer
 
-from grpo_exp import checkpoint, processes
+from grpo_exp import checkpoint, config, processes, run
+from grpo_exp.command_line import read
+from grpo_exp.compose import compose
 from grpo_exp.errors import RankError, RunError, Stopped
+from grpo_exp.hardware import prepare
 
 __all__ = ["in_a_folder_of_its_own"]  # a fixture of every test here
 FULL = "hardware.shard=full"
@@ -125,3 +129,23 @@ def test_one_process_alone_has_all(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, *SMALL, FULL, "hydra.run.dir=run")
     assert answer.code == 0, answer
     assert json.loads(Path("run/run.json").read_text())["hardware"]["shard"] == "none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["model.adapter=lora", "model.lora_rank=2"], [], [FULL, "model.adapter=lora", "model.lora_rank=2"], [FULL]]
+)
+def test_the_first_process_asks_a_server_for_all(words: list[str]) -> None:
+    """It is given the weights as they are now, whole, and the samples are those that a run of one process is given."""
+    plain = [word for word in words if word != FULL]
+    made = config.build(compose(read([*BASE, *plain])))
+    policy = run.load_policy(made, prepare(made.hardware, "float32"))
+    policy.export_base(Path("served"))
+    for name, count in (("alone", 1), ("several", 2)):
+        with FakeServer(Path("served")) as server:
+            asks = ["rollout=vllm", f"rollout.url={server.url}", "rollout.timeout=20"]
+            runs = Runs(Path.cwd(), {name: [*(plain if count == 1 else words), *asks]})
+            assert (work(runs) if count == 1 else processes.run(work, runs, count, 60)) == count
+            sent = [path for path, _ in server.asked if "load" in path or "rpc" in path]
+            assert len(sent) >= 2, "the weights before the first step and after it"
+    assert_same(Path("alone"), Path("several"))

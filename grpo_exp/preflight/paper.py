@@ -125,6 +125,8 @@ def reckon(config: Config) -> Sheet:
         held["reference"] = 0.0  # it comes for its pass, when there are neither gradients nor activations
     waits = sum(held.values())
     whole = footprint.whole(sizes, way) if parts > 1 else footprint.Whole(0, 0)
+    if config.rollout.kind == "vllm":  # which has them itself
+        whole = whole._replace(all=0.0)
     sampling, sampled = _sampling(config, sizes, way, there_is, waits + whole.all)
     update, learned = _update(config, sizes, way, there_is, waits + gradients + whole.unit)
     return Sheet(

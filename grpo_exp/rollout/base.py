@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -63,8 +63,10 @@ class Engine(ABC):
         """Refuse, before a model loads, what cannot work here: raise ConfigError."""
         return None
 
-    one_process: ClassVar[bool] = False
-    """True where only one process can sample."""
+    @property
+    def among(self) -> str:
+        """Of several processes, who samples: `each` its share, the `first` for all, or `none` where there must be one alone."""
+        return "each"
 
     @abstractmethod
     def sample(self, policy: Policy, prompts: Prompts, sampling: Sampling, rows: int) -> Rollout:

@@ -26,6 +26,11 @@ def sample(
 ) -> Rollout:
     """`engine.sample` of all prompts, at most `rows` at a time. A prompt keeps the random numbers that its place among all
     gives it, so that the samples are the same on any number of ranks, up to rounding. `doing` is for messages."""
+    if ranks.count > 1 and engine.among == "first":
+        with ranks.passes():
+            policy.collect(keep=ranks.first)
+        asked = ranks.from_first(lambda: _Samples.of(engine.sample(policy, prompts, sampling, rows.size)))
+        return _joined(prompts, [asked], sampling.samples, policy.pad_id)
     share = ranks.share(len(prompts))
     own = None
     with contextlib.ExitStack() as stack:

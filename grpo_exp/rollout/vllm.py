@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -41,7 +41,9 @@ class VLLMEngine(Engine):
     connections: int = option("prompts that are asked for at the same time", low=1)
     gpu_memory: float = option("share of the GPU's memory that vLLM in this process may take", above=0, high=1)
 
-    one_process: ClassVar[bool] = True
+    @property
+    def among(self) -> str:
+        return "none" if self.url is None else "first"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +101,7 @@ class VLLMEngine(Engine):
             weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
             self._link = self._connected(policy)
         # By value: torch's own count of writes does not see those of a fused optimizer.
-        now = tuple(float(parameter.detach().sum(dtype=torch.float64)) for parameter in policy.trainable())
+        now = tuple(float(x.sum(dtype=torch.float64)) for x in policy.sent().values())
         if now != self._sent:
             self._versions += 1
             target = self._place / f"weights-{self._versions:06d}"
