@@ -47,7 +47,14 @@ def test_a_profile_leaves_the_experiment_as_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_what_is_typed_wins_over_a_profile(name: str) -> None:
-    words = ["model=tiny_random", f"hardware={name}", "model.adapter=none", "model.quantize=none", "optim.name=adamw"]
+    words = [
+        "model=tiny_random",
+        f"hardware={name}",
+        "model.adapter=none",
+        "model.quantize=none",
+        "optim.name=adamw",
+        "hardware.shard=none",
+    ]
     made = build(compose([*words, "hardware.device=cpu", "hardware.reference=cpu"]))
     assert (made.model.adapter, made.optim.name, made.hardware.device) == ("none", "adamw", "cpu")
 
