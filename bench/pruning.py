@@ -5,7 +5,8 @@
 The same sweep with no pruner and with others, once for each seed of the sampler. Prints, for each, the tokens sampled by all
 trials against those without pruning, the best trial, and how its held-out accuracy differs from that of the best without
 pruning, paired by item. Runs go on one thread, so that a sweep is the same in every call; two sweeps go at a time. FOLDER keeps
-them; what is finished there is not run again. Other words are overrides of every run.
+them; what is finished there is not run again. A pruner may have options behind it: `percentile,n_warmup_steps=15`. Other words
+are overrides of every run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -55,8 +57,10 @@ def main() -> None:
 
 def trials(out: Path, sweep: str, seed: int, pruner: str, overrides: list[str]) -> list[Trial]:
     """Run one sweep, or what is missing of it; its trials."""
-    folder = out / f"{pruner}-{seed}"
-    words = [f"sweeps={sweep}", f"hydra/sweeper/pruner={pruner}", f"hydra.sweeper.sampler.seed={seed}"]
+    folder = out / f"{re.sub('[^a-z0-9.]+', '_', pruner)}-{seed}"
+    name, *options = pruner.split(",")
+    words = [f"sweeps={sweep}", f"hydra/sweeper/pruner={name}", f"hydra.sweeper.sampler.seed={seed}"]
+    words += [f"hydra.sweeper.pruner.{option}" for option in options]
     words += [f"hydra.sweep.dir={folder}", "hardware.threads=1", "track.wandb=off", "track.console=quiet", *overrides]
     out.mkdir(parents=True, exist_ok=True)
     with (out / f"{folder.name}.log").open("w") as log:

@@ -88,10 +88,7 @@ def what_it_needs(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=pytest.mark.slow) if n in ("multi_gpu", "fsdp", "zero3_offload", "gpu_24gb", "ray") else n
-        for n in PROFILES
-    ],
+    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in PROFILES],
 )
 def test_a_profile_trains(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
