@@ -37,7 +37,19 @@ LEVELS: list[set[str]] = [
     {"algos.*", "rewards.*", "scoring", "verifier", "styles", "user_code"},
     {
         *("data.*", "rows.*", "prompt_order", "replay"),
-        *("model", "tiny", "policy", "rollout.*", "track.*", "health.*", "classifier", "checkpoint", "hardware", "stop"),
+        *(
+            "model",
+            "tiny",
+            "texts",
+            "policy",
+            "rollout.*",
+            "track.*",
+            "health.*",
+            "classifier",
+            "checkpoint",
+            "hardware",
+            "stop",
+        ),
         *("memory", "optim", "bits", "footprint", "prompt_length", "lengths", "difficulty", "ranks", "several"),
     },
     {
