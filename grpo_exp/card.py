@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from grpo_exp import __version__
+from grpo_exp import __version__, overlap
 from grpo_exp.config import Config
 from grpo_exp.data.base import Dataset
 from grpo_exp.evaluate import Evaluation
@@ -131,5 +131,5 @@ def _git(root: Path, *words: str) -> str:
 
 def _formulas(config: Config) -> list[str]:
     """The algorithm's formula, and what reward, sampler and experience add to it."""
-    samples = [config.reward.formula(), config.rollout.formula()] if config.algo.online else []
+    samples = [config.reward.formula(), overlap.formula(config)] if config.algo.online else []
     return [config.algo.formula(), *samples, config.experience.formula()]

@@ -213,7 +213,7 @@ def _data(values: Any) -> DataSource:
 
 def _check_together(config: Config) -> None:
     """Options that are right alone and wrong together."""
-    from grpo_exp import placement
+    from grpo_exp import overlap, placement
     from grpo_exp.data.base import check_rates
 
     check_rates(config.data)
@@ -237,6 +237,7 @@ def _check_together(config: Config) -> None:
     config.health.check(config.root.beta)
     _check_weights(config)
     _check_experience(config)
+    overlap.check(config)
     placement.check(config)
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 LONGER = ("steps", "experience.max_tokens")
 """Options that make a run longer and change nothing else."""
 BESIDE = ("track", "checkpoint", "hardware", "health", "name")
-"""Options that what is trained and measured does not depend on, up to rounding."""
+"""Options that what is trained and measured does not depend on, up to rounding; but for OVERLAP."""
+OVERLAP = "hardware.overlap"
 EXACT = {
     "hardware": ("device", "dtype", "threads", "cpu", "processes", "shard"),
     "batch": ("rollout_rows", "eval_rows", "update_rows"),
@@ -75,8 +76,10 @@ def find(folder: Path, plain: dict[str, Any], secrets: set[str], back_to: int | 
         return NOTHING
     card, before = found
     changed = {key: (a, b) for key, a, b in configuration.changes(before, in_json(redact(plain, secrets), keep_nan=True))}
+    if changed.get(OVERLAP) == (None, 0):  # of before there was the option
+        del changed[OVERLAP]
     longer = any(key in LONGER for key in changed)
-    beside = {key for key in changed if key.partition(".")[0] in BESIDE}
+    beside = {key for key in changed if key.partition(".")[0] in BESIDE and key != OVERLAP}
     other = [f"{key}: {shown(a)} -> {shown(b)}" for key, (a, b) in changed.items() if key not in {*LONGER, *beside}]
     if other and not force:
         raise ConfigError(

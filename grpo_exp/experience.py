@@ -28,6 +28,9 @@ from grpo_exp.rollout.base import Engine, Sampling
 TRAIN_STREAM, EVAL_STREAM, MINIBATCH_STREAM, REPLAY_STREAM, DROPOUT_STREAM = range(5)
 """Names of the random streams, so that sampling, evaluation, minibatches, replay and dropout never share numbers."""
 
+AHEAD = "ahead."
+"""What the names of weights begin with that a rollout is sampled with while a checkpoint is written (`overlap`)."""
+
 
 @dataclass
 class ExperienceOptions:
@@ -135,7 +138,13 @@ class Online:
 
     Of several ranks each samples its share, and the first scores all, as it would alone: a reward may remember, draw lots, or
     look at all samples together. So every rank has the same batch.
+
+    Attributes:
+        behind: steps between the weights that a rollout is sampled with and those that learn from it.
+        weight_max: where the importance weights of a step's own rows are cut off; 0 for none.
     """
+
+    behind = 0
 
     def __init__(
         self,
@@ -152,7 +161,7 @@ class Online:
     ) -> None:
         self.policy, self.engine, self.rewards, self.examples, self.order = policy, engine, rewards, examples, order
         self.sampling, self.count, self.rows, self.options = sampling, prompts_per_step, rows, options
-        self.ranks = ranks
+        self.ranks, self.weight_max = ranks, engine.weight_max
         self.replay = Replay(options.replay, (sampling.key[0], REPLAY_STREAM))
 
     def draw(self, step: int) -> Experience:
@@ -178,7 +187,7 @@ class Online:
             self.replay.add(fresh, step)
             batch = fresh if earlier is None else concatenate([fresh, earlier])
         tokens = int(rollout.mask.sum())
-        limits = self.engine.weight_max, self.options.replay.weight_max
+        limits = self.weight_max, self.options.replay.weight_max
         return Experience(batch, rewards, metrics, sample_rows(rollout, rewards), tokens, *limits, rewards.notes)
 
     def _rounds(self, step: int) -> list[_Round]:
@@ -195,18 +204,26 @@ class Online:
     def _round(self, step: int, count: int, asked: int) -> _Round:
         """Sample the next `count` prompts, `asked` being how many the step has asked before, and score them."""
         started = time.perf_counter()
-        indices = self.order.take(count)
-        prompts = self.policy.prompts([self.examples[i] for i in indices])
-        seed, stream, _ = self.sampling.key
-        sampling = dataclasses.replace(self.sampling, key=(seed, stream, step), first_prompt=asked)
-        rollout = shared.sample(self.engine, self.policy, prompts, sampling, self.rows, self.ranks, "sampling")
-        sampled = time.perf_counter()
-        rewards = self.ranks.from_first(lambda: self.rewards(rollout.completions(steps=step - 1)))
+        indices, rollout = self._sample(step, count, asked)
+        sampled, over = time.perf_counter(), max(0, step - 1 - self.behind)
+        rewards = self.ranks.from_first(lambda: self.rewards(rollout.completions(steps=over)))
         different = contrast(rewards.outcome, rollout.group.cpu())
         by_prompt = different[:: self.sampling.samples]  # [B], rows being ordered by prompt
         self.order.record(indices, by_prompt.tolist())
         batch = _batch(rollout, rewards, self.rewards.normalized(rewards, rollout.group.cpu()))
         return _Round(rollout, rewards, batch, different, (sampled - started, time.perf_counter() - sampled))
+
+    def _sample(self, step: int, count: int, asked: int) -> tuple[Sequence[int], Rollout]:
+        """The next `count` prompts, as indices into the examples, and their samples."""
+        indices, prompts, sampling = self._next(step, count, asked)
+        return indices, shared.sample(self.engine, self.policy, prompts, sampling, self.rows, self.ranks, "sampling")
+
+    def _next(self, step: int, count: int, asked: int) -> tuple[list[int], Prompts, Sampling]:
+        """Take the next `count` prompts; and how they are to be sampled in that step."""
+        indices = self.order.take(count)
+        seed, stream, _ = self.sampling.key
+        sampling = dataclasses.replace(self.sampling, key=(seed, stream, step), first_prompt=asked)
+        return indices, self.policy.prompts([self.examples[i] for i in indices]), sampling
 
     def state(self) -> dict[str, Any]:
         order, replay, rewards = self.order.state(), self.replay.state(), self.rewards.state()
@@ -217,7 +234,7 @@ class Online:
 
     def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.order.load(state["order"])
-        self.replay.load(state["replay"], tensors)
+        self.replay.load(state["replay"], {name: x for name, x in tensors.items() if not name.startswith(AHEAD)})
         self.replay.forget(lambda group: (group.normalized is not None) != self.rewards.normalization.on)
         self.rewards.load(state.get("rewards", {}))  # older checkpoints have none
 

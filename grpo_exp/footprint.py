@@ -158,6 +158,12 @@ def whole(sizes: Sizes, way: Way) -> Whole:
     return Whole(way.bytes * sizes.weights, way.bytes * (3 * layer + 2 * sizes.outer))
 
 
+def sampler(sizes: Sizes, way: Way, quantize: str) -> float:
+    """Bytes of a process that samples ahead on the same device: the model again, the copies that it samples with, and of the
+    weights that learn those on their way to it and those of a checkpoint."""
+    return weights(sizes, way, quantize) + merged(sizes, way) + 2.0 * FLOAT * sizes.trained
+
+
 def sampling(sizes: Sizes, way: Way, tokens: int) -> int:
     """Bytes of a row that is sampled: its keys and values, twice while rows that ended leave the others, and its logits.
 

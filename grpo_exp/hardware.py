@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from grpo_exp.errors import ConfigError
@@ -33,6 +34,9 @@ class HardwareOptions:
         choices=("none", "full", "offload"),
     )
     rank_timeout: float = option("with several processes: seconds that one may wait for another before the run ends", low=1)
+    overlap: int = option(
+        "1: another process samples the next rollout while the policy learns from the last, one step off policy", low=0, high=1
+    )
     reference: str = option(
         "where the reference is: adapter_off (the model without its adapter, which costs nothing), same (a copy beside the "
         "policy), cpu (a copy that waits in the CPU's memory and comes to the device for its pass), 8bit (a copy in int8); "
@@ -59,18 +63,32 @@ class HardwareOptions:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the options came to: torch device and dtype, processes of the run, how many of them share the memory, and how they
-    share out the weights, as `hardware.shard` says."""
+    """What the options came to.
+
+    Attributes:
+        device, dtype: torch's.
+        processes: of the run.
+        sharing: how many share the device's memory, that which samples ahead included.
+        shard: how they share out the weights, as `hardware.shard` says.
+        threads: CPU threads of each.
+        ahead: the device of the process that samples ahead; None where there is none.
+    """
 
     device: Any
     dtype: Any
     processes: int = 1
     sharing: int = 1
     shard: str = "none"
+    threads: int = 1
+    ahead: Any = None
 
 
-def prepare(options: HardwareOptions, dtype: str, ranks: Ranks = ALONE) -> Machine:
-    """Choose the device and set the threads. Several processes of one machine take a GPU each, or a share of the cores.
+def prepare(options: HardwareOptions, dtype: str, ranks: Ranks = ALONE, overlap: bool = False) -> Machine:
+    """Choose the device and set the threads. Several processes of one machine take a GPU each, or a share of the cores;
+    so does the one that samples ahead, which takes the same GPU where there is no other.
+
+    Args:
+        overlap: there is one.
 
     Raises:
         ConfigError: a GPU is asked for and there is none, or there are fewer than processes.
@@ -91,16 +109,34 @@ def prepare(options: HardwareOptions, dtype: str, ranks: Ranks = ALONE) -> Machi
             )
         device = torch.device(name, ranks.local)
         torch.cuda.set_device(device)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    elif ranks.here > 1:
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores() // ranks.here)))
+    here = ranks.here * (1 + overlap)
+    fair = max(1, min(_threads(), cores() // here)) if here > 1 else _threads()
+    torch.set_num_threads(options.threads or fair)
+    ahead = _beside(device) if overlap else None
     if options.keep_memory:
         keep_memory()
     if dtype == "auto":
         dtype = "bfloat16" if name == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-    sharing = ranks.here if name == "cpu" else 1
-    return Machine(device, getattr(torch, dtype), ranks.count, sharing, options.shard if ranks.count > 1 else "none")
+    sharing = here if name == "cpu" else 1 + (ahead == device)
+    shard = options.shard if ranks.count > 1 else "none"
+    return Machine(device, getattr(torch, dtype), ranks.count, sharing, shard, torch.get_num_threads(), ahead)
+
+
+def _beside(device: Any) -> Any:
+    """Where a process samples for the policy on `device`: on the next GPU if there is one, otherwise on the same device."""
+    import torch
+
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        return torch.device("cuda", (torch.cuda.current_device() + 1) % torch.cuda.device_count())
+    return device
+
+
+@cache
+def _threads() -> int:
+    """CPU threads that torch began with, before a run of this process set them."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 def cores() -> int:
@@ -154,6 +190,7 @@ def describe(machine: Machine) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "processes": machine.processes,
         "shard": machine.shard,
+        "overlap": int(machine.ahead is not None),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
     }
     return card | ({"gpu": torch.cuda.get_device_name(machine.device)} if machine.device.type == "cuda" else {})

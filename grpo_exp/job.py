@@ -85,7 +85,10 @@ def begin(job: Job, config: Config) -> float | None:
 
 def _check(config: Config, place: Place | None) -> None:
     """Raise ConfigError where the options do not go with several processes."""
+    from grpo_exp import overlap
+
     count = config.hardware.processes if place is None else place.count
+    overlap.check_alone(config, count)
     if count > 1 and config.rollout.among == "none" and (config.algo.online or not configuration.measures_pairs(config)):
         raise ConfigError(
             f"rollout={config.rollout.kind} samples in this process, and the run has {count} (hardware.processes, or those of "

@@ -6,7 +6,6 @@ This process computes nothing. It passes signals on, and where one of the others
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -19,13 +18,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from grpo_exp.child import die_with, held_back, how_it_ended
 from grpo_exp.errors import GrpoError, RankError, RunError, Stopped
 from grpo_exp.ranks import Place
 from grpo_exp.stop import ONE_REQUEST, SIGNALS
 
 PATIENCE = 20.0
 """Seconds that the others have to find out by themselves, and to write down how the run ended, once one has failed."""
-PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 Work = Callable[[Any], float | None]
 
@@ -47,7 +46,7 @@ def run(work: Work, job: Any, count: int, timeout: float) -> float | None:
     with _caught() as caught:
         watch = _Watch(timeout, caught)
         try:
-            with _held_back():
+            with held_back():
                 for place in places:
                     watch.ranks.append(_Rank(work, job, place))
             watch.wait()
@@ -93,8 +92,7 @@ class _Rank:
         code = self.process.exitcode
         if self.told is not None or code is None or self.killed:
             return None
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"rank {self.number} (process {self.process.pid}) {how}"
+        return f"rank {self.number} (process {self.process.pid}) {how_it_ended(code)}"
 
     def kill(self) -> None:
         """End it at once, where it has not ended."""
@@ -190,22 +188,9 @@ def _caught() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """Within, signals wait; a process that is started has them wait until it can handle them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _begin(work: Work, job: Any, place: Place, mouth: Connection, parent: int) -> None:
     """What each of the processes does."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(3)
+    die_with(parent)
     os.environ.update(place.environment())
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # it would look for the host's name, which may have no address

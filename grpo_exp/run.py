@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from grpo_exp.health.monitor import Monitor
     from grpo_exp.memory import Rows
     from grpo_exp.policy import Policy
+    from grpo_exp.rollout.ahead import Sampler
     from grpo_exp.stop import StopSignals
     from grpo_exp.track.base import Tracker, Trackers
     from grpo_exp.train import Trainer
@@ -96,7 +97,7 @@ def train(
         Pruned: in a sweep, also where a health check ends the run.
         Unhealthy, RolledBack: otherwise.
     """
-    from grpo_exp import branch, lengths
+    from grpo_exp import branch, lengths, overlap
     from grpo_exp import card as cards
     from grpo_exp.explained import explainer
     from grpo_exp.hardware import prepare
@@ -105,7 +106,8 @@ def train(
     from grpo_exp.stop import NOTHING_TO_KEEP, StopSignals
     from grpo_exp.track.redact import redact
 
-    with StopSignals(ranks) as stop, _held(folder, ranks), Record(folder, config, before.card, ranks) as record:
+    ends = contextlib.ExitStack()
+    with StopSignals(ranks) as stop, _held(folder, ranks), Record(folder, config, before.card, ranks) as record, ends:
         with stop.at_once("before it went on; its checkpoints are as they were" if before.state else NOTHING_TO_KEEP):
             if config.algo.online or not configuration.measures_pairs(config):
                 config.rollout.check()
@@ -113,7 +115,7 @@ def train(
             data = load_data(config)
             check_data(config, data)
             ranks.from_first(lambda: check_reward(config, data.train, config.algo.online))
-            machine = prepare(config.hardware, config.model.dtype, ranks)
+            machine = prepare(config.hardware, config.model.dtype, ranks, bool(config.hardware.overlap))
             looking = config.health.looking(remedy.used_up(before.card, config.health.rollback.times))
             monitor = Monitor(looking, folder, explainer(config.reward))
             tracker = _tracker(config, folder, monitor, ranks)
@@ -135,7 +137,8 @@ def train(
             card["trial"] = trial.number
         ranks.from_first(lambda: record.open(tracker, card, redact(plain, secrets)))
         hook = unwatched if trial is None else trial.hook
-        trainer = assemble(config, data, policy, tracker, checkpoints, rows, hook, stop, monitor, ranks)
+        sampler = ends.enter_context(overlap.sampler(config, machine, policy))
+        trainer = assemble(config, data, policy, tracker, checkpoints, rows, hook, stop, monitor, ranks, sampler)
         record.trainer = trainer
         for note in [*policy.notes, *notes]:
             tracker.note(note, "warn")
@@ -243,12 +246,13 @@ def assemble(
     stop: StopSignals,
     monitor: Monitor,
     ranks: Ranks = ALONE,
+    sampler: Sampler | None = None,
 ) -> Trainer:
-    """The trainer with all it needs."""
+    """The trainer with all it needs; without a `sampler` it samples itself, whatever `hardware.overlap` says."""
     from grpo_exp.train import Trainer
 
     root = config.root
-    source = _source(config, data, policy, rows, ranks)
+    source = _source(config, data, policy, rows, ranks, sampler)
     measure = evaluator(config, policy, data.heldout, rows, ranks) if data.heldout else None
     return Trainer(
         policy,
@@ -272,9 +276,12 @@ def assemble(
     )
 
 
-def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows], ranks: Ranks) -> Source:
+def _source(
+    config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows], ranks: Ranks, sampler: Sampler | None
+) -> Source:
     """Where the run's batches come from."""
     from grpo_exp.experience import TRAIN_STREAM, Offline, Online
+    from grpo_exp.overlap import Ahead, weight_max
     from grpo_exp.pairs import Pairs
     from grpo_exp.prompt_order import order_of
     from grpo_exp.rollout.base import Sampling
@@ -287,18 +294,11 @@ def _source(config: Config, data: Dataset, policy: Policy, rows: dict[str, Rows]
         fixed = not algorithm.moves_reference
         return Pairs(policy, data.train, order, root.prompts_per_step, root.max_new_tokens, keep_reference=fixed)
     sampling = Sampling(root.temperature, root.max_new_tokens, root.G, (root.seed, TRAIN_STREAM, 0))
-    return Online(
-        policy,
-        config.rollout,
-        config.reward,
-        data.train,
-        order,
-        sampling,
-        root.prompts_per_step,
-        rows["rollout_rows"],
-        config.experience,
-        ranks,
-    )
+    what = (policy, config.rollout, config.reward, data.train, order, sampling, root.prompts_per_step)
+    if sampler is not None:
+        limit = weight_max(config)
+        return Ahead(*what, rows["rollout_rows"], config.experience, sampler=sampler, last=root.steps, weight_max=limit)
+    return Online(*what, rows["rollout_rows"], config.experience, ranks)
 
 
 def evaluator(

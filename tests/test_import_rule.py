@@ -50,11 +50,11 @@ LEVELS: list[set[str]] = [
             "hardware",
             "stop",
         ),
-        *("memory", "optim", "bits", "footprint", "prompt_length", "lengths", "difficulty", "ranks", "several"),
+        *("memory", "optim", "bits", "footprint", "prompt_length", "lengths", "difficulty", "ranks", "several", "child"),
     },
     {
         *("schema", "command_line", "compose", "config", "sweep.options", "preflight.options"),
-        *("experience", "evaluate", "pairs", "learner", "dump", "train", "placement"),
+        *("experience", "evaluate", "pairs", "learner", "dump", "train", "placement", "overlap"),
     },
     {
         "run",

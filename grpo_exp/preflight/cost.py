@@ -148,7 +148,8 @@ def held_by(config: Config, sizes: footprint.Sizes, way: footprint.Way) -> dict[
     """Bytes that the run holds on the policy's device all along, by part."""
     critic = config.algo.critic
     here = critic is not None and config.hardware.critic == "same"
-    return footprint.held(
+    beside = footprint.sampler(sizes, way, config.model.quantize) if config.hardware.overlap else 0.0
+    return {"sampler": beside} | footprint.held(
         sizes,
         way,
         quantize=config.model.quantize,

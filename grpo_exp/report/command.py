@@ -27,7 +27,7 @@ def command(run: Run, with_seed: bool = True) -> str | None:
     words = {str(key): str(value) for key, value in given.items()}
     known = {key.lstrip("+") for key in words}
     words |= {key: value for key, value in _fixed(run) if key not in known}
-    kept = {k: v for k, v in words.items() if k.lstrip("+~").partition(".")[0] not in _NOT_NEEDED and k[:9] != "hardware."}
+    kept = {k: v for k, v in words.items() if k.lstrip("+~").partition(".")[0] not in _NOT_NEEDED and _decides(k)}
     if not with_seed:
         kept.pop("seed", None)
     order = sorted(kept.items(), key=lambda item: ("." in item[0], item[0] not in _FIRST))
@@ -35,6 +35,11 @@ def command(run: Run, with_seed: bool = True) -> str | None:
 
 
 _FIRST = ("algo", "model", "data", "reward")
+
+
+def _decides(key: str) -> bool:
+    """Whether a run depends on an option: on the machine's only where it changes which samples are learned from."""
+    return not key.startswith("hardware.") or key == "hardware.overlap"
 
 
 def _fixed(run: Run) -> Iterator[tuple[str, str]]:

@@ -29,8 +29,8 @@ def sample(
     if ranks.count > 1 and engine.among == "first":
         with ranks.passes():
             policy.collect(keep=ranks.first)
-        asked = ranks.from_first(lambda: _Samples.of(engine.sample(policy, prompts, sampling, rows.size)))
-        return _joined(prompts, [asked], sampling.samples, policy.pad_id)
+        asked = ranks.from_first(lambda: Samples.of(engine.sample(policy, prompts, sampling, rows.size)))
+        return joined(prompts, [asked], sampling.samples, policy.pad_id)
     share = ranks.share(len(prompts))
     own = None
     with contextlib.ExitStack() as stack:
@@ -43,8 +43,8 @@ def sample(
     if ranks.count == 1:
         assert own is not None
         return own
-    found = ranks.exchange(None if own is None else _Samples.of(own))
-    return _joined(prompts, [part for part in found if part is not None], sampling.samples, policy.pad_id)
+    found = ranks.exchange(None if own is None else Samples.of(own))
+    return joined(prompts, [part for part in found if part is not None], sampling.samples, policy.pad_id)
 
 
 def _part(prompts: Prompts, share: range) -> Prompts:
@@ -55,8 +55,8 @@ def _part(prompts: Prompts, share: range) -> Prompts:
     return Prompts(prompts.tokens[cut], prompts.mask[cut], prompts.texts[cut], prompts.examples[cut])
 
 
-class _Samples(NamedTuple):
-    """What a rank tells of its rollout, on the CPU; fields as in `Rollout`."""
+class Samples(NamedTuple):
+    """What a process tells of its rollout, on the CPU; fields as in `Rollout`."""
 
     tokens: Tensor
     mask: Tensor
@@ -66,28 +66,28 @@ class _Samples(NamedTuple):
     support: Tensor | None
 
     @classmethod
-    def of(cls, rollout: Rollout) -> _Samples:
+    def of(cls, rollout: Rollout) -> Samples:
         support = None if rollout.support is None else rollout.support.cpu()
         tokens, mask, logp = rollout.tokens.cpu(), rollout.mask.cpu(), rollout.behaviour_logp.cpu()
         return cls(tokens, mask, logp, rollout.finished.cpu(), rollout.texts, support)
 
 
-def _joined(prompts: Prompts, parts: Sequence[_Samples], samples: int, pad_id: int) -> Rollout:
-    """The rollout of all prompts: completions padded to the longest of all ranks."""
+def joined(prompts: Prompts, parts: Sequence[Samples], samples: int, pad_id: int) -> Rollout:
+    """The rollout of all prompts: completions padded to the longest of all parts."""
     device = prompts.tokens.device
     width = max(part.tokens.shape[1] for part in parts)
 
-    def joined(name: str, value: int = 0) -> Tensor:
+    def whole(name: str, value: int = 0) -> Tensor:
         values = [getattr(part, name) for part in parts]  # [n, t] or [n, t, V / 8] each
         return torch.cat([pad(x, (0, 0) * (x.dim() - 2) + (0, width - x.shape[1]), value=value) for x in values]).to(device)
 
     return Rollout(
         prompts,
         torch.arange(len(prompts), device=device).repeat_interleave(samples),  # [N]
-        joined("tokens", pad_id),
-        joined("mask"),
-        joined("behaviour_logp"),
+        whole("tokens", pad_id),
+        whole("mask"),
+        whole("behaviour_logp"),
         torch.cat([part.finished for part in parts]).to(device),
         [text for part in parts for text in part.texts],
-        None if parts[0].support is None else joined("support"),
+        None if parts[0].support is None else whole("support"),
     )

@@ -128,6 +128,7 @@ def _options(card: Mapping[str, Any]) -> str:
 def _machine(hardware: Mapping[str, Any]) -> str:
     parts = [clean(hardware[key]) for key in ("device", "dtype") if hardware.get(key)]
     parts += [f"{short(hardware['threads'])} threads"] if hardware.get("threads") else []
+    parts += ["sampling one step ahead in another process"] if hardware.get("overlap") else []
     parts += [clean(hardware["cpu"])] if hardware.get("cpu") else []
     parts += [f"{short(round(float(hardware['memory_gib']), 1))} GiB"] if is_number(hardware.get("memory_gib")) else []
     return ", ".join(parts)
