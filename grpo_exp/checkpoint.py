@@ -106,9 +106,9 @@ class Checkpoints:
             raise CheckpointError(f"{manifest} cannot be written: {error}. Make room and run again") from error
         self._rate(step, objective)
 
-    def check_room(self, weights: Iterable[Tensor], steps: int) -> list[str]:
-        """Whether the disk has room for the checkpoints of `steps` steps: the weights that learn, two moments of each, and the
-        export. The next one is written before the oldest goes.
+    def check_room(self, weights: Iterable[Tensor], steps: int, source: int = 0) -> list[str]:
+        """Whether the disk has room for the checkpoints of `steps` steps: the weights that learn, two moments of each, `source`
+        bytes of the source of batches, and the export. The next one is written before the oldest goes.
 
         Returns:
             a warning where there is room for some of them only.
@@ -119,12 +119,13 @@ class Checkpoints:
         options, there = self.options, next(path for path in self.folder.absolute().parents if path.is_dir())
         export = sum(x.numel() * x.element_size() for x in weights)
         count = min(options.keep_last + options.keep_best + 1, math.ceil(steps / options.every) if options.every else 1)
-        wanted = 3 * export * max(1, count - len(self.steps())) + export * options.export
+        each = 3 * export + source
+        wanted = each * max(1, count - len(self.steps())) + export * options.export
         free = shutil.disk_usage(there).free
         told = f"{free / 2**20:,.0f} MiB are free on the disk of {there}"
-        if free < 3 * export:
+        if free < each:
             raise CheckpointError(
-                f"{told}, and a checkpoint takes {3 * export / 2**20:,.0f}. Make room, or choose another with hydra.run.dir="
+                f"{told}, and a checkpoint takes {each / 2**20:,.0f}. Make room, or choose another with hydra.run.dir="
             )
         if free >= wanted:
             return []

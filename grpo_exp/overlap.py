@@ -18,7 +18,7 @@ from torch import Tensor
 from grpo_exp.batch import Prompts, Rollout
 from grpo_exp.errors import ConfigError
 from grpo_exp.experience import AHEAD, Online
-from grpo_exp.rollout.ahead import Recipe, Sampler, weights_of
+from grpo_exp.rollout.ahead import Recipe, Sampler, sampled_with, weights_of
 
 if TYPE_CHECKING:
     from grpo_exp.config import Config
@@ -84,6 +84,11 @@ def formula(config: Config) -> str:
         return config.rollout.formula()
     weight = f"min(pi_old / pi_behaviour, {weight_max(config):g})"
     return f"sampled by the policy one step before, each token's terms times {weight}"
+
+
+def kept_bytes(config: Config, policy: Policy) -> int:
+    """What it adds to each checkpoint."""
+    return sum(x.numel() * x.element_size() for x in sampled_with(policy).values()) if config.hardware.overlap else 0
 
 
 @contextlib.contextmanager

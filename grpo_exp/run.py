@@ -125,7 +125,8 @@ def train(
             rows = rows_at_once(config, policy, machine, data.train, ranks)
             card = cards.opening(config, data, policy, machine, folder, {name: one.size for name, one in rows.items()})
             checkpoints = _checkpoints(config, folder, ranks)
-            notes = ranks.from_first(lambda: checkpoints.check_room(policy.held().values(), config.root.steps))
+            kept = overlap.kept_bytes(config, policy)
+            notes = ranks.from_first(lambda: checkpoints.check_room(policy.held().values(), config.root.steps, kept))
             if before.forced:
                 _check_fit(policy, config, before)
         card["overrides"] = redact(_by_key(words), secrets)

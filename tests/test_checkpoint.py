@@ -259,6 +259,8 @@ def test_whether_there_is_room_is_known_before_the_start(
             made.check_room(weights, steps)
     else:
         assert bool(found := made.check_room(weights, steps)) == bool(said) and all(said in text for text in found)
+        with pytest.raises(CheckpointError, match=rf"a checkpoint takes {free + 1}\."):
+            made.check_room(weights, steps, (free + 1 - 12) * 2**20)  # more that goes into each
 
 
 def test_an_objective_measured_later_is_noted_and_decides_which_is_the_best(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def test_paper_places_reference_and_critic() -> None:
     words = ["preflight.size=0.5b", "hardware.memory_gib=80"]
     held = {place: sheet(*words, f"hardware.reference={place}").held["reference"] for place in ("same", "8bit", "cpu")}
     assert held["cpu"] == 0 < held["8bit"] < held["same"] / 1.9
+    alone, beside = (sheet(*words, f"hardware.overlap={overlap}") for overlap in (0, 1))
+    assert alone.held["sampler"] == 0 and beside.held["sampler"] > alone.held["weights"]
     here, there = (sheet(*words, "algo=ppo", f"hardware.critic={place}") for place in ("same", "cpu"))
     assert here.held["critic"] > 1.8 and there.held["critic"] == 0 and here.held["optimizer"] > there.held["optimizer"]
 

@@ -34,6 +34,7 @@ from grpo_exp.rewards.base import Reward, RewardSum
 from grpo_exp.rollout.ahead import Recipe, Sampler, weights_of
 from grpo_exp.rollout.base import Engine, Sampling
 from grpo_exp.rollout.torch import TorchEngine
+from grpo_exp.track.card import card_lines
 
 TORCH = {"kind": "torch", "top_p": 1.0, "top_k": 0, "weight_max": 0.0, "stop": []}
 EXAMPLES = [Example(f"i{i}", f"{i}+{i}=?", str(2 * i)) for i in range(7)]
@@ -170,6 +171,47 @@ def test_without_it_the_weights_that_were_kept_are_left_out() -> None:
     assert [row["id"] for row in other.draw(3).samples] == [row["id"] for row in one.draw(3).samples]
 
 
+# ---- runs, and what they leave
+
+RUN = [*SMALL, "hardware.overlap=1", "steps=4", "lr=1e-2", "eval.every=2", "checkpoint.every=0", "checkpoint.keep_last=9"]
+RUN += ["reward=custom", "reward.path=mine.py:score", "preflight.notes=false", "checkpoint.export=false"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def score(completions):\n    return [len(set(text)) / 8 for text in completions]\n")
+    yield tmp_path
+
+
+def rows(folder: str, name: str = "metrics.jsonl") -> list[Row]:
+    """Without what takes time or memory."""
+    timed = ("time/", "throughput/", "memory/", "seconds")
+    lines = map(json.loads, Path(folder, name).read_text().splitlines())
+    return [{key: value for key, value in row.items() if not key.startswith(timed)} for row in lines]
+
+
+def completions(folder: str, step: int) -> list[str]:
+    return [row["completion"] for row in rows(folder, "samples.jsonl") if row["step"] == step]
+
+
+def card(folder: str = "run") -> Row:
+    return dict(json.loads(Path(folder, "run.json").read_text()))
+
+
+def ran(capsys: pytest.CaptureFixture[str], folder: str, *words: str) -> int:
+    return call(capsys, *RUN, f"hydra.run.dir={folder}", *words).code
+
+
+def assert_same_run(one: str, other: str, step: int = 4) -> None:
+    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
+        assert rows(one, name) == rows(other, name), name
+    a, b = (checkpoint.load(Path(folder, f"checkpoints/step-{step:06d}")) for folder in (one, other))
+    for x, y in ((a.weights, b.weights), (a.source, b.source)):
+        assert x.keys() == y.keys() and all(torch.equal(x[name], y[name]) for name in x)
+    assert a.progress["source"] == b.progress["source"]
+
+
 # ---- options
 
 
@@ -214,6 +256,21 @@ def test_under_torchrun_it_is_refused(capsys: pytest.CaptureFixture[str], monkey
         monkeypatch.setenv(name, value)
     answer = call(capsys, *SMALL, "hardware.overlap=1")
     assert answer.code == 2 and "this run has 4 processes" in answer.err
+
+
+def test_it_is_another_experiment_and_the_card_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of before there was the option went without."""
+    plain = ["hardware.overlap=0", "eval.start=false", "steps=1"]
+    assert ran(capsys, "run", *plain) == 0
+    answer = call(capsys, *RUN, "hydra.run.dir=run", "eval.start=false", "steps=2")
+    assert answer.code == 2 and "hardware.overlap: 0 -> 1" in answer.err
+    older = Path("run/config.yaml").read_text()
+    Path("run/config.yaml").write_text(older.replace("  overlap: 0\n", ""))
+    assert older != Path("run/config.yaml").read_text() and ran(capsys, "run", *plain) == 0
+    found = card()
+    said = dict(card_lines(found | {"hardware": found["hardware"] | {"overlap": 1}}))
+    assert "sampling one step ahead in another process" in said["machine"]
+    assert "another process" not in dict(card_lines(found))["machine"]
 
 
 # ---- the process
@@ -291,44 +348,6 @@ def test_what_it_fails_with_is_passed_on_and_what_kills_it_is_named() -> None:
 
 
 # ---- whole runs
-
-RUN = [*SMALL, "hardware.overlap=1", "steps=4", "lr=1e-2", "eval.every=2", "checkpoint.every=0", "checkpoint.keep_last=9"]
-RUN += ["reward=custom", "reward.path=mine.py:score", "preflight.notes=false", "checkpoint.export=false"]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("def score(completions):\n    return [len(set(text)) / 8 for text in completions]\n")
-    yield tmp_path
-
-
-def rows(folder: str, name: str = "metrics.jsonl") -> list[Row]:
-    """Without what takes time or memory."""
-    timed = ("time/", "throughput/", "memory/", "seconds")
-    lines = map(json.loads, Path(folder, name).read_text().splitlines())
-    return [{key: value for key, value in row.items() if not key.startswith(timed)} for row in lines]
-
-
-def completions(folder: str, step: int) -> list[str]:
-    return [row["completion"] for row in rows(folder, "samples.jsonl") if row["step"] == step]
-
-
-def card(folder: str = "run") -> Row:
-    return dict(json.loads(Path(folder, "run.json").read_text()))
-
-
-def ran(capsys: pytest.CaptureFixture[str], folder: str, *words: str) -> int:
-    return call(capsys, *RUN, f"hydra.run.dir={folder}", *words).code
-
-
-def assert_same_run(one: str, other: str, step: int = 4) -> None:
-    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
-        assert rows(one, name) == rows(other, name), name
-    a, b = (checkpoint.load(Path(folder, f"checkpoints/step-{step:06d}")) for folder in (one, other))
-    for x, y in ((a.weights, b.weights), (a.source, b.source)):
-        assert x.keys() == y.keys() and all(torch.equal(x[name], y[name]) for name in x)
-    assert a.progress["source"] == b.progress["source"]
 
 
 @pytest.mark.slow

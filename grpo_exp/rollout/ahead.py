@@ -85,10 +85,14 @@ class _Answer:
     notes: list[str]
 
 
+def sampled_with(policy: Policy) -> dict[str, Tensor]:
+    """The weights that learn and that sampling depends on, by name, as they are."""
+    return {name: x for name, x in policy.held().items() if not name.startswith(_NOT_SAMPLED_WITH)}
+
+
 def weights_of(policy: Policy) -> dict[str, Tensor]:
-    """A copy of the weights that learn and that sampling depends on, on the CPU."""
-    learnt = {name: x for name, x in policy.held().items() if not name.startswith(_NOT_SAMPLED_WITH)}
-    return {name: x.to("cpu", copy=True) for name, x in learnt.items()}
+    """A copy of them, on the CPU."""
+    return {name: x.to("cpu", copy=True) for name, x in sampled_with(policy).items()}
 
 
 class Sampler:

@@ -312,6 +312,18 @@ def test_a_ratio_far_from_1_is_wrong_with_one_update_alone() -> None:
     assert not course(20, make, ["mismatch"], {"algo": {}})
 
 
+def test_samples_of_an_older_policy_are_no_mismatch() -> None:
+    """The ratio is to the policy as it is, and must be 1 all the same."""
+
+    def make(step: int) -> Metrics:
+        return sound(step) | {"mismatch/abs_mean": 0.08, "mismatch/abs_max": 7.0}
+
+    ahead = {"hardware": {"overlap": 1}}
+    assert course(20, make, ["mismatch"], {"hardware": {"overlap": 0}}) and not course(20, make, ["mismatch"], ahead)
+    (one,) = course(20, lambda step: make(step) | {"ratio/max": 1.5}, ["mismatch"], ahead)
+    assert "the largest ratio of the only update is 1.5 and should be 1" in one.seen.text
+
+
 def test_two_spikes_and_small_gradients_at_the_end_of_a_run_are_common() -> None:
     """Of the last: a group that still has contrast stands out from gradients of nearly 0."""
 

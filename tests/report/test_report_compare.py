@@ -183,7 +183,7 @@ def test_the_command_has_what_is_needed_and_is_quoted(tmp_path: Path) -> None:
     words = {
         "beta": "0.04", "sweeps": "beta_grid", "hydra.sweep.dir": "x", "track": "quiet", "track.tags": "[a]", "seed": "1",
         "data.prompt": '"{Body} {Question}"', "+reward/part@reward.parts.format": "format", "~reward/part": "", "algo": "dapo",
-        "hardware.threads": "1",
+        "hardware.threads": "1", "hardware.overlap": "1",
     }  # fmt: skip
     write_run(tmp_path / "a", overrides=words, config={"steps": 30})
     command = compared(tmp_path).command
@@ -192,7 +192,8 @@ def test_the_command_has_what_is_needed_and_is_quoted(tmp_path: Path) -> None:
     assert """ 'data.prompt="{Body} {Question}"' """ in f"{command} " and " '~reward/part'" in command
     assert " steps=30 " in f"{command} "  # what sweeps/beta_grid.yaml sets
     assert " beta=0.04 " in f"{command} " and " seed=1 " in f"{command} "
-    for left_out in ("sweeps", "hydra", "track", "hardware"):
+    assert " hardware.overlap=1 " in f"{command} "  # the machine's one option that decides what is learned from
+    for left_out in ("sweeps", "hydra", "track", "hardware.threads"):
         assert left_out not in command
 
 
