@@ -23,7 +23,7 @@ class HardwareOptions:
 
     name: str = option("name of this profile")
     device: str = option("auto takes a GPU where there is one", choices=("auto", "cpu", "cuda"))
-    threads: int = option("CPU threads of torch; 0 for one a core", low=0)
+    threads: int = option("CPU threads of torch, of each process; 0 for one a core in all", low=0)
     rollout_rows: Any = option("rows sampled at a time; auto fits them into memory")
     update_rows: Any = option("rows in one micro-batch of the update; auto fits them into memory")
     keep_memory: bool = option("hold freed memory for the next step instead of giving it back to the system (glibc)")
@@ -33,7 +33,9 @@ class HardwareOptions:
         "FSDP2), offload (its part, in the CPU's memory, where steps are taken)",
         choices=("none", "full", "offload"),
     )
-    rank_timeout: float = option("with several processes: seconds that one may wait for another before the run ends", low=1)
+    rank_timeout: float = option(
+        "with several processes, or overlap: seconds that one may wait for another before the run ends", low=1
+    )
     overlap: int = option(
         "1: another process samples the next rollout while the policy learns from the last, one step off policy", low=0, high=1
     )

@@ -17,7 +17,7 @@ from command import SMALL, call, finish, start
 from overlap_work import Failing, Greedy
 from toy_policy import CPU, options
 
-from grpo_exp import checkpoint, overlap
+from grpo_exp import checkpoint, hardware, overlap
 from grpo_exp import config as configuration
 from grpo_exp.batch import Completions, Example, Prompts, Rollout
 from grpo_exp.command_line import options as named
@@ -271,6 +271,20 @@ def test_it_is_another_experiment_and_the_card_says_so(here: Path, capsys: pytes
     said = dict(card_lines(found | {"hardware": found["hardware"] | {"overlap": 1}}))
     assert "sampling one step ahead in another process" in said["machine"]
     assert "another process" not in dict(card_lines(found))["machine"]
+
+
+def test_the_cores_are_shared_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(hardware, "cores", lambda: 6)
+    monkeypatch.setattr(hardware, "_threads", lambda: 6)
+    try:
+        for asked, beside, threads in ((0, True, 3), (0, False, 6), (2, True, 2)):
+            words = ["model=tiny_random", "hardware=cpu", f"hardware.threads={asked}", "hardware.keep_memory=false"]
+            made = hardware.prepare(configuration.build(compose(words)).hardware, "float32", overlap=beside)
+            assert made.threads == torch.get_num_threads() == threads
+            assert (made.ahead, made.sharing) == ((CPU, 2) if beside else (None, 1))
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- the process

@@ -144,6 +144,15 @@ def test_what_is_to_be_tried_composes() -> None:
         check(read(["model=tiny_random", *word.split()]))
 
 
+def test_what_a_run_refuses_is_not_to_be_tried() -> None:
+    words, made, _, _ = MADE["few groups with contrast"]
+    tries = [
+        {word for finding in found(config(*words, f"hardware.overlap={overlap}"), made) for word in finding.tries}
+        for overlap in (0, 1)
+    ]
+    assert tries[0] - tries[1] == {"experience.dynamic_sampling=true"} and tries[1] <= tries[0]
+
+
 def test_a_fertile_start_has_no_findings() -> None:
     assert found(config("max_new_tokens=8"), samples(HALF)) == []
 

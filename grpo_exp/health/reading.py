@@ -77,10 +77,16 @@ def outcome_part(course: Course) -> str | None:
     return next((name for name, part in parts.items() if isinstance(part, dict) and part.get("role") == "outcome"), None)
 
 
+NOT_AHEAD = ("experience.dynamic_sampling", "experience.skip_visits")
+"""Options that a run with hardware.overlap=1 refuses."""
+
+
 def unless(course: Course, key: str, value: str) -> list[str]:
-    """`key=value` as an override to try, if the run has that option with another value, or its options are not known."""
+    """`key=value` as an override to try, if the run takes that option and has another value, or its options are not known."""
     if not course.config:
         return [f"{key}={value}"]
+    if key in NOT_AHEAD and course.option("hardware.overlap"):
+        return []
     now = course.option(key)
     word = str(now).lower() if isinstance(now, bool) else str(now)
     return [] if now is None or word == value else [f"{key}={value}"]

@@ -129,7 +129,8 @@ class Contrast:
     def _tries(self, config: Config) -> list[str]:
         larger = [_with_size(config, self.would_do)] if self.would_do and self.would_do > self.G else []
         warmer = ["temperature=1"] if config.root.temperature < 1 else []
-        asks = not config.experience.dynamic_sampling and self.rewards.value < 1
+        may = not (config.experience.dynamic_sampling or config.hardware.overlap)
+        asks = may and self.rewards.value < 1
         return larger + warmer + (["experience.dynamic_sampling=true"] if asks else [])
 
 

@@ -29,6 +29,7 @@ CONFIG: dict[str, Any] = {
     "model": {"lr_rl": 1e-4, "dtype": "auto"},
     "optim": {"warmup_steps": 5, "clip_grad": 1.0},
     "rollout": {"name": "torch", "weight_max": 0.0},
+    "experience": {"dynamic_sampling": False},
     "algo": {
         "ratio": "token",
         "clip_low": 0.2,
@@ -292,6 +293,9 @@ def test_groups_without_contrast_are_no_standstill_where_the_policy_moves_or_the
     assert not course(60, lambda step: sound(step) | flat | {"reward/mean": 0.02 * step}, ["not_moving"], without="kl/mean")
     (one,) = course(60, lambda step: sound(step) | flat | {"reward/mean": 0.1}, ["not_moving"], without="kl/mean")
     assert "experience.dynamic_sampling=true" in one.seen.tries
+    ahead = {"hardware": {"overlap": 1}}  # which refuses that
+    (one,) = course(60, lambda step: sound(step) | flat | {"reward/mean": 0.1}, ["not_moving"], ahead, without="kl/mean")
+    assert one.seen.tries == ["G=16", "temperature=1.2"]
 
 
 def test_one_ratio_for_a_sample_may_clip_more() -> None:

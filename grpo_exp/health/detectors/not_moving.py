@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from grpo_exp.health.base import Detector, Seen
 from grpo_exp.health.course import Course
+from grpo_exp.health.reading import unless
 from grpo_exp.health.series import points, quiet_steps, solves, values
 from grpo_exp.options import option
 
@@ -97,19 +98,16 @@ class NotMoving(Detector):
     def _cause(self, course: Course, signs: dict[str, float]) -> tuple[str, list[str]]:
         vetted, rate = course.option("model.lr_rl"), course.option("lr")
         faster = f"lr={vetted:g}" if vetted and rate and vetted > rate else course.scaled("lr", 10)
+        again = unless(course, "experience.dynamic_sampling", "true")
         if "lr" in signs:
             return "the learning rate is nearly 0", [faster]
         if "contrast" in signs:
             why = (
                 "the samples of a prompt all get the same reward, so that no group says what is better: too hard, or too alike"
             )
-            return why, [
-                "experience.dynamic_sampling=true",
-                course.scaled("G", 2, whole=True),
-                course.scaled("temperature", 1.2),
-            ]
+            return why, [*again, course.scaled("G", 2, whole=True), course.scaled("temperature", 1.2)]
         if "gradient" in signs:
             why = "no gradient reaches the weights: every token is masked, every advantage is 0, or what should learn is frozen"
             masks = course.option("algo.mask_truncated")
-            return why, ["algo.mask_truncated=false"] if masks else ["experience.dynamic_sampling=true", faster]
+            return why, ["algo.mask_truncated=false"] if masks else [*again, faster]
         return "the steps are too small to change the weights at their precision", [faster, "model.dtype=float32"]
