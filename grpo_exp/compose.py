@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.initialize import initialize_config_dir
@@ -43,12 +46,25 @@ def compose(request: Request | Sequence[str]) -> DictConfig:
     Raises:
         ConfigError: they do not compose.
     """
-    request = request if isinstance(request, Request) else read(request)
-    composed = _load(request, RunMode.RUN)
-    OmegaConf.set_struct(composed, False)
-    del composed["hydra"]
-    OmegaConf.set_struct(composed, True)
-    return composed
+    return without_hydra(whole(request if isinstance(request, Request) else read(request)))
+
+
+def whole(request: Request) -> DictConfig:
+    """The same with Hydra's own node.
+
+    Raises:
+        ConfigError: it does not compose.
+    """
+    return _load(request, RunMode.RUN)
+
+
+def without_hydra(composed: DictConfig) -> DictConfig:
+    """A copy of what was composed that is the run's own part."""
+    own = copy.deepcopy(composed)
+    OmegaConf.set_struct(own, False)
+    del own["hydra"]
+    OmegaConf.set_struct(own, True)
+    return own
 
 
 def is_sweep(request: Request) -> bool:
@@ -93,18 +109,25 @@ def _load(request: Request, mode: RunMode) -> DictConfig:
 
 
 def _hydra(request: Request, mode: RunMode) -> DictConfig:
-    register()
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
     words = list(request.overrides)
     if request.config_dir is not None:
         words.append(f"hydra.searchpath=['file://{ROOT}','file://{request.config_dir}']")
+    with opened() as hydra, warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*is not available", UserWarning)  # a folder of hydra.searchpath
+        return hydra.config_loader.load_configuration("config", words, run_mode=mode)
+
+
+@contextmanager
+def opened() -> Iterator[Hydra]:
+    """A Hydra of its own over conf/; the one that may be at work is put back."""
+    register()
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
     try:
-        with warnings.catch_warnings(), initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-            warnings.filterwarnings("error", ".*is not available", UserWarning)  # a folder of hydra.searchpath
+        with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
-            return hydra.config_loader.load_configuration("config", words, run_mode=mode)
+            yield hydra
     finally:
         GlobalHydra.instance().hydra = before
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo_exp.errors import ConfigError, nearest
@@ -17,6 +17,7 @@ from grpo_exp.errors import ConfigError, nearest
 T = TypeVar("T")
 _SCALARS = (str, int, float, bool)
 _hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
+_empty: Callable[[Any], DictConfig] = cache(OmegaConf.structured)  # merge() copies it
 
 
 def make(cls: type[T], values: Any, key: str) -> T:
@@ -27,7 +28,7 @@ def make(cls: type[T], values: Any, key: str) -> T:
     """
     prepared = _prepared(cls, values, key)
     try:
-        typed = OmegaConf.merge(OmegaConf.structured(cls), prepared)
+        typed = OmegaConf.merge(_empty(cls), prepared)
         converted = OmegaConf.to_container(typed)
         assert isinstance(converted, dict)
         _check_ranges(cls, converted, key)

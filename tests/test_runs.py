@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from command import SMALL, Answer, call, start
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 from grpo_exp import app
 from grpo_exp.config import Config
@@ -83,6 +84,19 @@ def test_the_objective_goes_back_to_hydra(capsys: pytest.CaptureFixture[str], mo
     assert returned == [card()["objective"]]
     assert isinstance(returned[0], float)
     assert returned[0] > 0
+
+
+def test_a_run_is_composed_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = []
+    load = ConfigLoaderImpl.load_configuration
+
+    def counted(self: ConfigLoaderImpl, *words: Any, **more: Any) -> Any:
+        composed.append(words)
+        return load(self, *words, **more)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    assert call(capsys, *HERE, "steps=1").code == 0
+    assert len(composed) == 1
 
 
 def test_the_same_command_again_has_nothing_to_do(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
