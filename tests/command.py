@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from grpo_exp.__main__ import main
 
@@ -27,6 +30,17 @@ SMALL = [
     "hardware.threads=1",
 ]
 """Overrides of a run that takes about a second."""
+
+
+@cache
+def algo_values(name: str) -> dict[str, Any]:
+    """The section `algo` of conf/algo/NAME.yaml over that of the file it builds on: to list tests by it needs no composing."""
+    values = yaml.safe_load((ROOT / "conf/algo" / f"{name}.yaml").read_text(encoding="utf-8"))
+    bases = [entry for entry in values.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    found: dict[str, Any] = {}
+    for base in bases:
+        found |= algo_values(base)
+    return found | values.get("algo", {})
 
 
 @dataclass(frozen=True)

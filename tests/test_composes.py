@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command import ROOT, SMALL, call
+from command import ROOT, SMALL, algo_values, call
 from omegaconf import OmegaConf
 
 from grpo_exp.app import check, sweep_jobs
@@ -59,6 +59,8 @@ def test_every_option_composes_builds_and_is_declared(group: str, name: str) -> 
         return
     assert not is_sweep(request)
     composed = compose(request)
+    if group == "algo":
+        assert composed.algo.kind == algo_values(name)["kind"], "as other tests list it"
     made = build(composed)
     assert getattr(made, {"reward": "reward_name", "reward/part": "reward"}.get(group, group)) is not None
     node = composed.reward.parts.more if group == "reward/part" else composed[group]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import SMALL
+from command import SMALL, algo_values
 from toy_policy import examples
 
 from grpo_exp.app import check
@@ -293,10 +293,8 @@ def untimed(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith(skip)}
 
 
-WITHOUT_PAIRS = [
-    name for name in options("algo") if compose([f"algo={name}"]).algo.kind != "reward_model" and name != "dpo_offline"
-]
-KINDS = {compose([f"algo={name}"]).algo.kind: name for name in reversed(WITHOUT_PAIRS)}
+WITHOUT_PAIRS = [name for name in options("algo") if algo_values(name)["kind"] != "reward_model" and name != "dpo_offline"]
+KINDS = {algo_values(name)["kind"]: name for name in reversed(WITHOUT_PAIRS)}
 
 
 SLOWLY = [pytest.param(name, marks=() if kind == "grpo" else pytest.mark.slow, id=name) for kind, name in KINDS.items()]

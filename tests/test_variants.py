@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from command import algo_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -27,9 +28,9 @@ def composed(name: str) -> Any:
     return config.build(compose([f"algo={name}", "model=tiny_random", "max_new_tokens=6", "track=quiet"])).algo
 
 
-VARIANTS = [name for name in options("algo") if compose([f"algo={name}"]).algo.kind == "grpo"]
-WITHOUT_BASELINE = [name for name in VARIANTS if composed(name).baseline == "none"]
-WHITENED = [name for name in VARIANTS if composed(name).whiten]
+VARIANTS = [name for name in options("algo") if algo_values(name)["kind"] == "grpo"]
+WITHOUT_BASELINE = [name for name in VARIANTS if algo_values(name)["baseline"] == "none"]
+WHITENED = [name for name in VARIANTS if algo_values(name)["whiten"]]
 each = pytest.mark.parametrize("name", VARIANTS)
 
 
@@ -107,6 +108,8 @@ def test_all_are_here() -> None:
     assert set(names.split()) <= set(VARIANTS)
     assert len({composed(name).formula() for name in VARIANTS}) == len(VARIANTS), "each computes something else"
     assert [composed(name).name for name in VARIANTS] == VARIANTS
+    for key in ("kind", "baseline", "whiten"):
+        assert [getattr(composed(name), key) for name in VARIANTS] == [algo_values(name)[key] for name in VARIANTS]
 
 
 @each

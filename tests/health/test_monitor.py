@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from courses import standard
 
 from grpo_exp.command_line import read
 from grpo_exp.compose import compose
@@ -161,7 +162,7 @@ def test_every_choice_of_the_group_is_of_every_detector(choice: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_detector_says_what_it_is(name: str) -> None:
-    detector = build(compose(read([]))).health.detectors[name]
+    detector = standard()[name]
     kind = type(detector)
     assert (kind.title and kind.title[0].islower()) or kind.title.split()[0].isupper(), "it stands in a sentence"
     assert isinstance(kind.needs, tuple) and (kind.metric in (ROOT / "docs/metrics.md").read_text())

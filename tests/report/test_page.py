@@ -111,8 +111,14 @@ def data_of(text: str) -> dict[str, Any]:
     return Reader(text).data
 
 
-def test_the_page_holds_the_numbers_of_the_runs(tmp_path: Path) -> None:
-    data = data_of(write(grid(tmp_path / "sweeps" / "toy")))
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a grid."""
+    return write(grid(tmp_path_factory.mktemp("page") / "sweeps" / "toy"))
+
+
+def test_the_page_holds_the_numbers_of_the_runs(toy: str) -> None:
+    data = data_of(toy)
     assert data["title"] == "toy"
     assert [v["key"] for v in data["varied"]] == ["beta", "G"]
     assert [v["values"] for v in data["varied"]] == [[0.1, 0.2], [4, 8]]
@@ -134,26 +140,25 @@ def test_the_page_holds_the_numbers_of_the_runs(tmp_path: Path) -> None:
     assert (differences["G"]["count"], differences["G"]["values"]) == (2, [["4", 2], ["8", 2]])
 
 
-def test_best_and_worst_run_answer_the_same_prompts(tmp_path: Path) -> None:
-    best, worst = data_of(write(grid(tmp_path / "sweeps" / "toy")))["samples"]
+def test_best_and_worst_run_answer_the_same_prompts(toy: str) -> None:
+    best, worst = data_of(toy)["samples"]
     assert best["title"].startswith("Best: beta=0.2") and worst["title"].startswith("Worst: beta=0.1")
     assert [row["prompt"] for row in best["rows"]] == [row["prompt"] for row in worst["rows"]]
     assert 1 < len(best["rows"]) <= 8
 
 
-def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
-    text = write(grid(tmp_path / "sweeps" / "toy"))
-    reader = Reader(text)
+def test_the_page_needs_nothing_but_itself(toy: str) -> None:
+    reader = Reader(toy)
     for tag, attributes in reader.elements:
         assert tag not in ("img", "iframe", "object", "base"), tag
         for name in ("src", "href", "srcset", "action", "poster"):
             assert (attributes.get(name) or "data:").startswith("data:"), (tag, attributes)
     policy = next(a["content"] for tag, a in reader.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None and policy.startswith("default-src 'none'") and "http" not in policy and "*" not in policy
-    ours = text.replace(reader.scripts[1], "")
+    ours = toy.replace(reader.scripts[1], "")
     assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|WebSocket", ours)
     assert len(reader.scripts) == 3 and len(reader.scripts[1]) > 1_000_000
-    assert text.count(reader.scripts[1]) == 1
+    assert toy.count(reader.scripts[1]) == 1
 
 
 def test_text_from_a_run_is_never_code(tmp_path: Path) -> None:
