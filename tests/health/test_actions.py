@@ -13,13 +13,14 @@ import torch
 from command import SMALL, call
 
 from grpo_exp import run as runs
+from grpo_exp.__main__ import main
 from grpo_exp.checkpoint import load
 from grpo_exp.errors import RolledBack
 
 Row = dict[str, Any]
 RUN = Path("run")
 FILES = ("metrics.jsonl", "samples.jsonl", "eval.jsonl", "health.jsonl")
-WORDS = [*SMALL, "steps=6", "lr=1e-3", "G=4", "eval.every=2", "checkpoint.every=2", f"hydra.run.dir={RUN}"]
+WORDS = [*SMALL, "steps=4", "lr=1e-3", "G=4", "eval.every=2", "checkpoint.every=2", f"hydra.run.dir={RUN}"]
 WORDS += ["reward=custom", "reward.path=mine.py:Falling"]
 KL = "health.detectors.kl_explosion"
 WORDS += [f"{KL}.window=2", f"{KL}.median=1e-12"]  # so any update at all is an explosion
@@ -32,6 +33,21 @@ class Falling:  # what it pays falls from step to step, so that no drift is one 
     def state_dict(self): return {"calls": self.calls}
     def load_state_dict(self, state): self.calls = state["calls"]
 """
+
+
+LATER = ["health.detectors.reward_zero.window=4", "health.detectors.reward_zero.samples=1"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is told of a finding in step 2, and of another one in step 4."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "mine.py").write_text(REWARD)
+    words = [word for word in WORDS if not word.startswith(("hydra.run.dir", "reward.path"))]
+    with pytest.raises(SystemExit) as end:
+        main([*words, *LATER, f"hydra.run.dir={folder / 'run'}", f"reward.path={folder / 'mine.py'}:Falling"])
+    assert not end.value.code
+    return folder / "run"
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +108,7 @@ def test_off_looks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer.code == 0 and (RUN / "health.jsonl").read_text() == "" and card(RUN)["health"] == {}
 
 
-def test_stop_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, *WORDS, f"{KL}.action=warn", "hydra.run.dir=whole").code == 0
+def test_stop_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[str], undisturbed: Path) -> None:
     answer = call(capsys, *WORDS, f"{KL}.action=stop")
     assert answer.code == 3 and "step 2: the KL explodes, since step 2" in answer.err and "Traceback" not in answer.err
     assert card(RUN)["status"] == "stopped" and not (RUN / "error.txt").exists()
@@ -102,17 +117,16 @@ def test_stop_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[s
     assert again.code == 0 and "the KL explodes" not in again.out, "it was told before"
     assert card(RUN)["status"] == "finished" and card(RUN)["health"]["kl_explosion"]["step"] == 2
     for name in FILES[:3]:
-        assert rows(RUN, name) == rows(Path("whole"), name), name
+        assert rows(RUN, name) == rows(undisturbed, name), name
 
 
-def test_a_run_that_goes_on_finds_what_it_would_have_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_on_finds_what_it_would_have_found(capsys: pytest.CaptureFixture[str], undisturbed: Path) -> None:
     """The course up to the checkpoint is read from the files: windows reach over it."""
-    later = ["health.detectors.reward_zero.window=4", "health.detectors.reward_zero.samples=1"]
-    assert call(capsys, *WORDS, *later, "hydra.run.dir=whole").code == 0
-    assert [(row["step"], row["since"]) for row in findings(Path("whole"), "reward_zero")] == [(4, 1)]
-    assert call(capsys, *WORDS, *later, "steps=2").code == 0 and not findings(RUN, "reward_zero")
-    assert call(capsys, *WORDS, *later).code == 0
-    same(RUN, Path("whole"))
+    assert [(row["step"], row["since"]) for row in findings(undisturbed, "reward_zero")] == [(4, 1)]
+    assert [(row["step"], row["action"]) for row in findings(undisturbed)] == [(2, "warn")]
+    assert call(capsys, *WORDS, *LATER, "steps=2").code == 0 and not findings(RUN, "reward_zero")
+    assert call(capsys, *WORDS, *LATER).code == 0
+    same(RUN, undisturbed)
 
 
 def test_rollback_changes_lr_and_goes_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +188,7 @@ def test_a_kill_before_it_went_back_loses_nothing(capsys: pytest.CaptureFixture[
 
 
 def test_in_a_sweep_it_counts_as_pruned(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [word for word in WORDS if not word.startswith("hydra.run.dir")]
+    words = [*(word for word in WORDS if not word.startswith("hydra.run.dir")), "steps=2"]
     answer = call(capsys, "-m", *words, "hydra.sweep.dir=swept", f"{KL}.action=stop", "lr=1e-3,1e-12", f"{KL}.median=1e-9")
     assert answer.code == 0 and "trial 0 pruned by a health check: step 2: the KL explodes" in answer.out, answer
     states = [json.loads(Path(f"swept/{i}/trial.json").read_text())["state"] for i in range(2)]
