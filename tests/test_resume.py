@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from command import call
 
+from grpo_exp.__main__ import main
 from grpo_exp.checkpoint import load
 from grpo_exp.command_line import options
 
@@ -70,13 +73,36 @@ MORE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+WHOLE = Path("whole")
+"""Where the run of BASE over four steps is, that was not interrupted; the other folders are those of one test."""
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
     coarse = "\ndef coarse(completions):\n    return [float(len(set(text)) > 6) for text in completions]\n"
-    Path("mine.py").write_text(REWARD + coarse + REMEMBERS)
+    (folder / "mine.py").write_text(REWARD + coarse + REMEMBERS)
     pairs = [{"prompt": f"{i}+{i}=?", "chosen": str(2 * i), "rejected": str(2 * i + 1)} for i in range(14)]
-    Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(shared_folder)
+    yield
+    for folder in {path for path in shared_folder.iterdir() if path.is_dir()} - {shared_folder / WHOLE}:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(shared_folder: Path) -> None:
+    before = Path.cwd()
+    os.chdir(shared_folder)
+    with pytest.raises(SystemExit) as end:
+        main([*BASE, "steps=4", f"hydra.run.dir={WHOLE}"])
+    os.chdir(before)
+    assert not end.value.code
 
 
 def rows(folder: Path, name: str = "metrics.jsonl") -> list[Row]:
@@ -91,7 +117,10 @@ def card(folder: Path) -> Row:
 
 
 def cut(folder: Path, step: int) -> None:
-    """Make a finished run look as a kill -9 left it a little after the checkpoint of `step`: the rows are ahead of it."""
+    """Make a finished run, or a copy of WHOLE, look as a kill -9 left it a little after the checkpoint of `step`: the rows are
+    ahead of it."""
+    if not folder.exists():
+        shutil.copytree(WHOLE, folder)
     for later in sorted((folder / "checkpoints").glob("step-*")):
         if int(later.name.removeprefix("step-")) > step:
             shutil.rmtree(later)
@@ -100,25 +129,26 @@ def cut(folder: Path, step: int) -> None:
         file.write('{"step": 9, "kind": "tra')
 
 
-def the_same_after(capsys: pytest.CaptureFixture[str], words: list[str], steps: int, at: int) -> None:
-    """Runs, cuts at a step, runs again, and compares everything."""
-    for name in ("whole", "cut"):
-        answer = call(capsys, *words, f"steps={steps}", f"hydra.run.dir={name}")
+def the_same_after(capsys: pytest.CaptureFixture[str], words: list[str], steps: int, at: int, whole: Path = WHOLE) -> None:
+    """Takes a copy of a run that is `whole`, or runs, cuts it at a step, runs again, and compares everything."""
+    if whole != WHOLE:
+        answer = call(capsys, *words, f"steps={steps}", f"hydra.run.dir={whole}")
         assert answer.code == 0, answer.err
+    shutil.copytree(whole, "cut")
     cut(Path("cut"), at)
     answer = call(capsys, *words, f"steps={steps}", "hydra.run.dir=cut")
     assert (answer.code, answer.err) == (0, ""), answer
     assert card(Path("cut"))["resumed_from"] == at and card(Path("cut"))["status"] == "finished"
     for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
-        assert rows(Path("cut"), name) == rows(Path("whole"), name), name
-    one, other = (load(Path(name, "checkpoints", f"step-{steps:06d}")) for name in ("whole", "cut"))
+        assert rows(Path("cut"), name) == rows(whole, name), name
+    one, other = (load(folder / "checkpoints" / f"step-{steps:06d}") for folder in (whole, Path("cut")))
     assert one.weights.keys() == other.weights.keys()
     assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
     assert {k: v for k, v in one.progress.items() if k != "seconds"} == {
         k: v for k, v in other.progress.items() if k != "seconds"
     }
     for name in ("objective", "tokens", "before", "after", "difference"):
-        assert card(Path("cut")).get(name) == card(Path("whole")).get(name), name
+        assert card(Path("cut")).get(name) == card(whole).get(name), name
 
 
 QUICK = ("grpo", "ppo", "dpo_offline")
@@ -127,11 +157,11 @@ ALGORITHMS = [algo if algo in QUICK else pytest.param(algo, marks=pytest.mark.sl
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_algorithm_goes_on(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_algorithm_goes_on(algo: str, capsys: pytest.CaptureFixture[str], whole: None) -> None:
     words = [*BASE, f"algo={algo}", *NEEDS.get(algo, [])]
     if algo in NEEDS:
         words = [w for w in words if not w.startswith(("data.train", "data.heldout"))] if "data=preferences" in words else words
-    the_same_after(capsys, words, steps=4, at=2)
+    the_same_after(capsys, words, steps=4, at=2, whole=WHOLE if algo == "grpo" else Path("first"))
 
 
 ALWAYS = ("replay and dynamic sampling", "a moving reference")
@@ -140,7 +170,7 @@ MOVING = [what if what in ALWAYS else pytest.param(what, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("what", MOVING)
 def test_everything_that_moves_goes_on(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    the_same_after(capsys, [*BASE, *MORE[what]], steps=5, at=3)
+    the_same_after(capsys, [*BASE, *MORE[what]], steps=5, at=3, whole=Path("first"))
 
 
 def test_a_reward_remembers_what_it_was_trained_on_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,34 +180,33 @@ def test_a_reward_remembers_what_it_was_trained_on_alone(capsys: pytest.CaptureF
     assert load(Path("run/checkpoints/step-000003")).progress["source"]["rewards"]["custom"]["seen"] == 3 * 3 * 4
 
 
-@pytest.mark.parametrize("at", [1, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 3, 4))])
-def test_from_any_step(at: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("at", [1, *(pytest.param(at, marks=pytest.mark.slow) for at in (3, 4))])
+def test_from_any_step(at: int, capsys: pytest.CaptureFixture[str], whole: None) -> None:
+    """Of the second, in the middle, every algorithm goes on."""
     the_same_after(capsys, BASE, steps=4, at=at)
 
 
-def test_more_steps_are_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, *BASE, "steps=4", "hydra.run.dir=whole").code == 0
+def test_more_steps_are_no_difference(capsys: pytest.CaptureFixture[str], whole: None) -> None:
     assert call(capsys, *BASE, "steps=2", "hydra.run.dir=short").code == 0
     answer = call(capsys, *BASE, "steps=4", "hydra.run.dir=short")
     assert (answer.code, answer.err) == (0, "")
-    train = [[row for row in rows(Path(name)) if row["kind"] == "train"] for name in ("short", "whole")]
+    train = [[row for row in rows(Path(name)) if row["kind"] == "train"] for name in ("short", WHOLE)]
     assert train[0] == train[1] and card(Path("short"))["steps"] == 4
 
 
 @pytest.mark.slow
 def test_the_verb_takes_a_run_by_its_folder(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, whole: None
 ) -> None:
     """From another folder, with no word of what it was: `resume RUN`, or `resume=RUN`."""
-    for name in ("whole", "cut", "again"):
-        assert call(capsys, *BASE, "steps=4", f"hydra.run.dir={name}").code == 0
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("cut", "again"):
+        cut(Path(name), 2)
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
     for name, words in (("cut", ["resume", "../cut"]), ("again", ["resume=../again", "track.console=plain"])):
-        cut(Path("..", name), 2)
         answer = call(capsys, *words)
         assert (answer.code, answer.err) == (0, "")
-        assert rows(Path("..", name)) == rows(Path("../whole"))
+        assert rows(Path("..", name)) == rows(Path("..", WHOLE))
     assert not list(Path().iterdir())
     assert "nothing to do" in call(capsys, "resume", "../cut").out
     assert call(capsys, "resume", "../cut", "steps=5").code == 0
@@ -185,41 +214,35 @@ def test_the_verb_takes_a_run_by_its_folder(
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over_loudly(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("whole", "cut"):
-        assert call(capsys, *BASE, "steps=4", f"hydra.run.dir={name}").code == 0
+def test_a_damaged_checkpoint_is_passed_over_loudly(capsys: pytest.CaptureFixture[str], whole: None) -> None:
     cut(Path("cut"), 3)
     weights = Path("cut/checkpoints/step-000003/weights.safetensors")
     weights.write_bytes(weights.read_bytes()[:-8])
     answer = call(capsys, *BASE, "steps=4", "hydra.run.dir=cut")
     assert answer.code == 0 and "step-000003" in answer.out and "damaged" in answer.out and "the one before" in answer.out
     assert card(Path("cut"))["resumed_from"] == 2
-    assert rows(Path("cut")) == rows(Path("whole"))
+    assert rows(Path("cut")) == rows(WHOLE)
 
 
-def test_without_a_checkpoint_it_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, *BASE, "steps=3", "hydra.run.dir=run").code == 0
-    before = rows(Path("run"))
+def test_without_a_checkpoint_it_begins_anew(capsys: pytest.CaptureFixture[str], whole: None) -> None:
     cut(Path("run"), 0)
-    answer = call(capsys, *BASE, "steps=3", "hydra.run.dir=run")
+    answer = call(capsys, *BASE, "steps=4", "hydra.run.dir=run")
     assert (answer.code, answer.err) == (0, "") and "resumed_from" not in card(Path("run"))
-    assert rows(Path("run")) == before
+    assert rows(Path("run")) == rows(WHOLE)
 
 
-def test_another_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, *BASE, "steps=2", "hydra.run.dir=run").code == 0
+def test_another_configuration_is_refused(capsys: pytest.CaptureFixture[str], whole: None) -> None:
     cut(Path("run"), 1)
-    answer = call(capsys, *BASE, "steps=2", "hydra.run.dir=run", "beta=0.5", "seed=3")
+    answer = call(capsys, *BASE, "steps=4", "hydra.run.dir=run", "beta=0.5", "seed=3")
     assert answer.code == 2 and "beta" in answer.err and "seed" in answer.err
 
 
-def test_another_machine_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, *BASE, "steps=3", "hydra.run.dir=run").code == 0
-    cut(Path("run"), 2)
+def test_another_machine_is_said(capsys: pytest.CaptureFixture[str], whole: None) -> None:
+    cut(Path("run"), 3)
     changed = card(Path("run"))
     changed["hardware"]["threads"] = 7
     Path("run/run.json").write_text(json.dumps(changed))
-    answer = call(capsys, *BASE, "steps=3", "hydra.run.dir=run")
+    answer = call(capsys, *BASE, "steps=4", "hydra.run.dir=run")
     assert answer.code == 0 and "not bit for bit" in answer.out and "threads was 7 and is 1" in answer.out
 
 
@@ -233,8 +256,8 @@ def test_another_machine_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (["resume", "run", "stps=9"], "stps"),
     ],
 )
-def test_errors(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(words: list[str], said: str, capsys: pytest.CaptureFixture[str], whole: None) -> None:
     if "run" in words:
-        assert call(capsys, *BASE, "steps=1", "hydra.run.dir=run").code == 0
+        shutil.copytree(WHOLE, "run")
     answer = call(capsys, *words)
     assert (answer.code, answer.out) == (2, "") and said in answer.err and answer.err.count("\n") == 1
