@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from toy_policy import batch, policy
 
 from grpo_exp import footprint, frozen, model
 from grpo_exp.compose import compose
-from grpo_exp.config import build
+from grpo_exp.config import Config, build
 from grpo_exp.footprint import Sizes, Way
 from grpo_exp.policy import Policy
 from grpo_exp.preflight.paper import Sheet, reckon
@@ -84,12 +85,16 @@ def test_weights_are_those_of_the_tensors() -> None:
 
 @pytest.mark.parametrize("size", model.sizes())
 def test_published_models_have_as_many_parameters_as_they_say(size: str) -> None:
-    options = build(compose(["model=tiny_random"])).model
-    assert Sizes.of(model.on_paper(options, size)).weights == model.sizes()[size]["parameters"]
+    assert Sizes.of(model.on_paper(built().model, size)).weights == model.sizes()[size]["parameters"]
+
+
+@cache
+def built(*words: str) -> Config:
+    return build(compose(["model=tiny_random", *words]))
 
 
 def sheet(*words: str) -> Sheet:
-    return reckon(build(compose(["model=tiny_random", *words])))
+    return reckon(built(*words))
 
 
 def test_paper_knows_what_a_profile_saves() -> None:

@@ -7,13 +7,14 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from command import ROOT, SMALL, call, finish, start
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from vllm_stand_in import FakeServer, install
 
 from grpo_exp import bits
@@ -33,13 +34,18 @@ pytestmark = [
 ]
 
 
+@cache
+def composed(*words: str) -> DictConfig:
+    return compose(["model=tiny_random", *words])
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_leaves_the_experiment_as_it_is(name: str) -> None:
-    plain: Any = OmegaConf.to_container(compose(["model=tiny_random"]), resolve=True)
-    placed: Any = OmegaConf.to_container(compose(["model=tiny_random", f"hardware={name}"]), resolve=True)
+    plain: Any = OmegaConf.to_container(composed(), resolve=True)
+    placed: Any = OmegaConf.to_container(composed(f"hardware={name}"), resolve=True)
     for key in [*SAME, *ROOTS]:
         assert placed[key] == plain[key], key
-    made = build(compose(["model=tiny_random", f"hardware={name}"]))
+    made = build(composed(f"hardware={name}"))
     assert made.hardware.name == name
     first = (ROOT / "conf" / "hardware" / f"{name}.yaml").read_text().splitlines()
     assert first[0].startswith("# ") and any(len(line) > 20 for line in first[:2]), "it says for what it is"

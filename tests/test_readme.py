@@ -34,7 +34,9 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
-COMMANDS = [(page.relative_to(ROOT).as_posix(), words) for page in PAGES for words in commands(page)]
+SHOWN = [(page.relative_to(ROOT).as_posix(), words) for page in PAGES for words in commands(page)]
+COMMANDS = list({shlex.join(words): (page, words) for page, words in reversed(SHOWN)}.values())
+"""Each once, with the first page that shows it."""
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {shlex.join(words)}" for page, words in COMMANDS])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from grpo_exp.data.base import DataSource
 from grpo_exp.options import load_class
@@ -17,13 +18,19 @@ from grpo_exp.options import load_class
 ROOT = Path(__file__).parents[2]
 
 
+@cache
+def composed(profile: str) -> DictConfig:
+    """What the root and the profile's file say of `data`."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return OmegaConf.merge(OmegaConf.load(ROOT / "conf" / "config.yaml").data, compose(f"data/{profile}").data)
+
+
 @pytest.fixture
 def source() -> Callable[..., Any]:
     """`source("file", path=..., split=2)`: the data profile with options changed."""
 
     def build(profile: str, **options: Any) -> Any:
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            values = OmegaConf.merge(OmegaConf.load(ROOT / "conf" / "config.yaml").data, compose(f"data/{profile}").data)
+        values = composed(profile)
         cls = load_class("grpo_exp.data", values.kind, DataSource, "data.kind")
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), values, options))
 
