@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from command import ROOT, SMALL, algo_values, call
+from declared import plain_values, same
 from omegaconf import OmegaConf
 
-from grpo_exp.app import check, sweep_jobs
+from grpo_exp.app import sweep_jobs
 from grpo_exp.command_line import group_folders, options, read
 from grpo_exp.compose import compose, is_sweep
 from grpo_exp.config import ObjectiveOptions, RootOptions, build, option_class
@@ -23,16 +24,21 @@ NEEDS = {
     "model=hf": ["model.path=some/model"],
     "reward=custom": ["reward.path=rewards.py:score"],
     "reward=model": ["reward.path=model"],
-    "reward/part=model": ["reward.path=model"],
     "reward=json": ["reward.parts.json.field=wanted"],
-    "reward/part=json": ["reward.parts.more.field=wanted"],
     "reward=judge": ["reward.parts.judge.base_url=http://127.0.0.1:1/v1", "reward.parts.judge.model=some"],
-    "reward/part=judge": ["reward.parts.more.base_url=http://127.0.0.1:1/v1", "reward.parts.more.model=some"],
+    "reward=code": [] if shutil.which("bwrap") else ["reward.parts.code.sandbox=none"],
     "data=hub": ["data.path=some/data", "model=tiny_random"],
 }
 """What an option cannot be without, besides its own name."""
 
-OPTIONS = [(group, name) for group in group_folders() if not group.startswith("hydra/") for name in options(group)]
+ELSEWHERE = ("sweeps", "reward/part", "hardware")
+"""Groups with tests of their own: here, and in tests/test_hardware_profiles.py."""
+OPTIONS = [
+    (group, name)
+    for group in group_folders()
+    if not group.startswith("hydra/") and group not in ELSEWHERE
+    for name in options(group)
+]
 FILES = sorted([*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")])
 
 
@@ -47,32 +53,45 @@ def in_a_folder_with_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda value: value)
 def test_every_option_composes_builds_and_is_declared(group: str, name: str) -> None:
     """What is composed has the options of its dataclass, neither more nor fewer."""
-    if group == "reward/part":
-        words = [f"+reward/part@reward.parts.more={name}", "reward.parts.more.role=shaping"]
-        words += NEEDS.get(f"{group}={name}", ["reward.path=rewards.py:score"])
-    else:
-        words = [f"{group}={name}", *NEEDS.get(f"{group}={name}", [])]
+    words = [f"{group}={name}", *NEEDS.get(f"{group}={name}", [])]
     words += [] if any(word.startswith("model") for word in words) else ["model=tiny_random"]
     request = read(words)
-    if group == "sweeps":
-        check(request)
-        return
     assert not is_sweep(request)
     composed = compose(request)
     if group == "algo":
         assert composed.algo.kind == algo_values(name)["kind"], "as other tests list it"
     made = build(composed)
-    assert getattr(made, {"reward": "reward_name", "reward/part": "reward"}.get(group, group)) is not None
-    node = composed.reward.parts.more if group == "reward/part" else composed[group]
+    assert getattr(made, {"reward": "reward_name"}.get(group, group)) is not None
+    node = composed[group]
     same(option_class(group, plain_values(node)), plain_values(node), group)
+
+
+def test_every_part_of_a_reward_composes_builds_and_is_declared() -> None:
+    """Each beside the math reward, all of them together: an error names the one."""
+    names = options("reward/part")
+    words = ["model=tiny_random", "reward.path=rewards.py:score"]
+    for name in names:
+        words += [f"+reward/part@reward.parts.more_{name}={name}", f"reward.parts.more_{name}.role=shaping"]
+        own = [word for word in NEEDS.get(f"reward={name}", []) if ".parts." in word]
+        words += [word.replace(f"parts.{name}.", f"parts.more_{name}.") for word in own]
+    words += ["reward.parts.more_model.path=model"]
+    composed = compose(words)
+    parts = build(composed).reward.parts
+    for name in names:
+        values = plain_values(composed.reward.parts[f"more_{name}"])
+        assert values["kind"] == parts[f"more_{name}"].kind
+        same(option_class("reward/part", values), values, name)
 
 
 @pytest.mark.parametrize("name", options("sweeps"))
 def test_every_sweep_sweeps(name: str) -> None:
     request = read([f"sweeps={name}", "model=tiny_random"])
     assert is_sweep(request)
-    assert len(sweep_jobs(request)) > 1
-    composed = compose(request)
+    jobs = sweep_jobs(request)
+    assert len(jobs) > 1
+    for job in jobs:
+        composed = compose(job)
+        build(composed)
     assert composed.steps <= 50 or 0 < composed.experience.max_tokens <= 50_000, "short enough to try on the embedded model"
 
 
@@ -157,13 +176,6 @@ def free_form(key: str) -> bool:
     return key.partition(".")[0] in ("train", "heldout", "replace") and "." in key
 
 
-def plain_values(node: Any) -> dict[str, Any]:
-    """A group of options as they stand in the YAML files, nothing resolved."""
-    values = OmegaConf.to_container(node, resolve=False)
-    assert isinstance(values, dict)
-    return {str(k): v for k, v in values.items()}
-
-
 def test_the_root_has_the_same_options() -> None:
     values = OmegaConf.to_container(compose([]), resolve=False)
     assert isinstance(values, dict)
@@ -173,15 +185,3 @@ def test_the_root_has_the_same_options() -> None:
     for name in sections:
         same(option_class(name, {}), values[name], name)
     assert option_class("objective", {}) is ObjectiveOptions
-
-
-def same(cls: type[Any], values: dict[Any, Any], where: str) -> None:
-    """The fields of a dataclass are the keys of a mapping, with a meaning and without a default."""
-    fields = dataclasses.fields(cls)
-    assert {f.name for f in fields} == set(values), f"{where}: {cls.__name__} and the YAML file differ"
-    hints = typing.get_type_hints(cls)
-    for f in fields:
-        assert f.metadata.get("meaning"), f"{cls.__name__}.{f.name}: declare it with option(...)"
-        assert f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING, f"{cls.__name__}.{f.name}"
-        if dataclasses.is_dataclass(hints[f.name]):
-            same(hints[f.name], values[f.name], f"{where}.{f.name}")

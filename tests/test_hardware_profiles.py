@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from command import ROOT, SMALL, call, finish, start
+from declared import plain_values, same
 from omegaconf import DictConfig, OmegaConf
 from vllm_stand_in import FakeServer, install
 
@@ -47,6 +48,7 @@ def test_a_profile_leaves_the_experiment_as_it_is(name: str) -> None:
         assert placed[key] == plain[key], key
     made = build(composed(f"hardware={name}"))
     assert made.hardware.name == name
+    same(type(made.hardware), plain_values(composed(f"hardware={name}").hardware), "hardware")
     first = (ROOT / "conf" / "hardware" / f"{name}.yaml").read_text().splitlines()
     assert first[0].startswith("# ") and any(len(line) > 20 for line in first[:2]), "it says for what it is"
 
@@ -68,7 +70,7 @@ def test_what_is_typed_wins_over_a_profile(name: str) -> None:
 @contextlib.contextmanager
 def what_it_needs(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The words of a run here: on the CPU; where a package is not installed, with a stand-in for what it does."""
-    made = build(compose([*words, f"hardware={name}"]))
+    made = build(composed(f"hardware={name}"))
     more = ["hardware.device=cpu"]
     if importlib.util.find_spec("bitsandbytes") is None:
         monkeypatch.setattr(bits, "check", lambda wanted: None)
