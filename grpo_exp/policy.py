@@ -446,7 +446,7 @@ def adapted(model: Any, options: ModelOptions, dtype: torch.dtype, device: torch
             task_type="CAUSAL_LM",
         )
         try:
-            made = get_peft_model(model, settings)
+            made = get_peft_model(model, settings, low_cpu_mem_usage=device.type == "meta")  # on paper no weights are drawn
         except ValueError as error:
             raise ModelError(f"model.lora_targets={targets}: {str(error).splitlines()[0][:300]}") from error
     for name, parameter in made.named_parameters():

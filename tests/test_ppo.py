@@ -399,8 +399,8 @@ def test_one_sample_a_prompt_or_one_token_is_enough(tmp_path: Path, words: tuple
 
 
 def test_the_card_counts_the_critic_apart(tmp_path: Path) -> None:
-    train(tmp_path / "own")
-    train(tmp_path / "head", "algo.critic.trunk=detached", "model.adapter=lora")
+    train(tmp_path / "own", "steps=1")
+    train(tmp_path / "head", "steps=1", "algo.critic.trunk=detached", "model.adapter=lora")
     batch = json.loads((tmp_path / "own" / "run.json").read_text())["batch"]
     assert (batch["rows"], batch["updates_per_rollout"], batch["rows_per_update"]) == (16, 4, 4)
     own, head = (json.loads((tmp_path / name / "run.json").read_text())["model"] for name in ("own", "head"))

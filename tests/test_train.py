@@ -248,7 +248,7 @@ def test_without_a_kl_term_there_is_no_reference(
     monkeypatch.setattr(Policy, "reference", refused)
     if not every:
         monkeypatch.setattr(Policy, "freeze_reference", refused)
-    found = of("train", train(tmp_path / "run", *words, f"algo.kl.report_every={every}"))
+    found = of("train", train(tmp_path / "run", *words, "steps=1", "eval.start=false", f"algo.kl.report_every={every}"))
     assert not [name for row in found for name in row if name.startswith("kl/") or name == "loss/kl"]
     assert found[0]["grad/norm"] > 0
 
