@@ -50,7 +50,8 @@ def launch(words: list[str]) -> int:
             "a sweep starts the processes of its runs itself: give its command once, without torchrun, accelerate or srun -n, "
             "and hardware.processes=N"
         )
-    composed = whole(request) if request.trains and not sweep and not request.flags else None
+    plain = request.trains and not sweep and not request.flags  # other commands are Hydra's to read
+    composed = whole(request) if plain else None
     jobs = _Jobs(check(request, composed) if request.trains else None)
 
     def job(composed: DictConfig) -> float | None:
@@ -61,10 +62,10 @@ def launch(words: list[str]) -> int:
     try:
         if composed is not None:
             _run(composed, job)
-            return 0
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*Running Hydra app with --multirun", UserWarning)
-            hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")(job)()
+        else:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*Running Hydra app with --multirun", UserWarning)
+                hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")(job)()
     except _Ended as ended:
         raise ended.error from ended.error.__cause__
     except GrpoError:
