@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,6 +24,9 @@ class Names:
     def prompts(self, examples: list[Example]) -> Prompts:
         tokens = torch.zeros(len(examples), 2, dtype=torch.long)
         return Prompts(tokens, torch.ones_like(tokens, dtype=torch.bool), [str(e.prompt) for e in examples], examples)
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 class Script:

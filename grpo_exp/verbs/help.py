@@ -56,7 +56,7 @@ def overview() -> str:
     ]
     for group in group_folders():
         names = [f"[{name}]" if name == chosen.get(group) else name for name in options(group)]
-        lines += _table([(group, " ".join(names) or "-")], "  ", 14)
+        lines += _table([(group, " ".join(names) or "-")], "  ", 23)
     lines += ["", "options at the root, with their values unless a group sets another"]
     algorithm = yaml.safe_load((_conf() / "algo" / f"{chosen['algo']}.yaml").read_text(encoding="utf-8"))
     values = {**root, **{k: v for k, v in algorithm.items() if k in root}}
