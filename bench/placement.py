@@ -26,6 +26,8 @@ CHOICES = {
     "model.dtype=bfloat16, same": ["model.dtype=bfloat16"],
     "model.dtype=bfloat16, 8bit": ["model.dtype=bfloat16", "hardware.reference=8bit"],
     "model.adapter=lora, adapter_off": ["model.adapter=lora"],
+    "hardware.processes=2": ["hardware.processes=2"],
+    "hardware.processes=2 hardware.shard=full": ["hardware.processes=2", "hardware.shard=full"],
 }
 
 

