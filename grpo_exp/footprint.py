@@ -152,10 +152,10 @@ class Whole(NamedTuple):
 
 
 def whole(sizes: Sizes, way: Way) -> Whole:
-    """In the dtype of products: all for sampling; in a pass two layers, since the next one comes meanwhile, and what is around
-    the layers, with the gradients of one."""
-    layer = sizes.linear / sizes.layers
-    return Whole(way.bytes * sizes.weights, way.bytes * (3 * layer + 2 * sizes.outer))
+    """Layers in the dtype of products, what is around them in float32: all for sampling; in a pass two layers, since the next
+    one comes meanwhile, and what is around, with the gradients of both units."""
+    layer = way.bytes * sizes.linear / sizes.layers
+    return Whole(way.bytes * sizes.linear + FLOAT * (sizes.weights - sizes.linear), 3 * layer + 2 * FLOAT * sizes.outer)
 
 
 def sampler(sizes: Sizes, way: Way, quantize: str) -> float:

@@ -151,7 +151,7 @@ class Policy(Texts):
         """The critic's values of the states that the policy's `hidden [n, H]` stand for: `[n]`; None without a critic."""
         if self.critic is None:
             return None
-        own, there = self.critic.trunk, self.critic.head.weight.device
+        own, there = self.critic.trunk, self.device if self.shared else self.critic.head.weight.device
         if own is None:
             values: Tensor = self.critic(hidden)
             return values
@@ -332,10 +332,14 @@ class Policy(Texts):
                     if id(p) in frozen:
                         setattr(module, name, nn.Parameter(p.detach().clone(), requires_grad=False))
             self._share_out(self.critic, self.critic.trunk, device, offload)
+        elif self.critic is not None:
+            self.critic.to(device)
         for model in (self._base, self._frozen):
             if model is not None:
                 self._share_out(model, model.get_decoder(), device, offload)
         self.device, self.shared = device, True
+        if self.options.forward == "auto" and device.type != "cpu":  # where it was loaded
+            self.streams = False
 
     def _share_out(self, model: nn.Module, decoder: Any, device: torch.device, offload: bool) -> None:
         sharded.share_out(model, getattr(decoder, "layers", ()), device, self.dtype, offload)
@@ -344,6 +348,7 @@ class Policy(Texts):
         """Where weights are shared out, put together those of the policy that learn, for `sent` and `export_weights` of the
         rank that is to `keep` them; all ranks must come to it."""
         if self.shared:
+            self._collected = {}  # before there are others
             named = ((n, sharded.gathered(p.detach())) for n, p in self.model.named_parameters() if p.requires_grad)
             self._collected = {name: x for name, x in named if keep}
 

@@ -439,10 +439,11 @@ def rows_at_once(
     total = config.root.prompts_per_step * config.root.G
     sampled = len(examples) * config.eval.samples
     hardware, free = config.hardware, free_bytes(machine.device) / machine.sharing
+    whole = footprint.whole(sizes, way) if policy.shared else footprint.Whole(0, 0)
     fitting = {
-        "rollout_rows": fit_rows(hardware.rollout_rows, total, cache, free),
-        "eval_rows": fit_rows(hardware.rollout_rows, max(total, sampled), cache, free),
-        "update_rows": fit_rows(hardware.update_rows, total, activations, free),
+        "rollout_rows": fit_rows(hardware.rollout_rows, total, cache, free - whole.all),
+        "eval_rows": fit_rows(hardware.rollout_rows, max(total, sampled), cache, free - whole.all),
+        "update_rows": fit_rows(hardware.update_rows, total, activations, free - whole.unit),
     }
     everywhere = ranks.exchange(fitting)
     fitted = {name: min(one[name] for one in everywhere) for name in fitting}

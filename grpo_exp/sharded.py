@@ -14,9 +14,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from grpo_exp.errors import ConfigError
+
 T = TypeVar("T")
-WAYS = ("none", "full", "offload")
 _WORK = "work_whole"
+
+
+def check(way: str) -> None:
+    """Raise ConfigError where this torch cannot share out weights as `hardware.shard` asks."""
+    if way == "none":
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise ConfigError(
+            f"hardware.shard={way} needs torch 2.13 or newer, and {torch.__version__} is installed. Install that, or use "
+            "hardware.shard=none"
+        )
 
 
 def is_part(x: Any) -> bool:
@@ -27,22 +41,23 @@ def is_part(x: Any) -> bool:
 def share_out(model: nn.Module, layers: Iterable[nn.Module], device: torch.device, dtype: torch.dtype, offload: bool) -> None:
     """Leave this rank its part of every parameter, on `device`, or with `offload` in the CPU's memory.
 
-    With `offload` optimizer steps are taken there too. Units are whole in `dtype`; their gradients are added up in float32. All
-    ranks of the process group take part.
+    With `offload` optimizer steps are taken there too. Layers are whole in `dtype`, what is around them in float32, as without
+    parts; gradients are added up over the ranks in float32. All ranks of the process group take part.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     options: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, (torch.distributed.get_world_size(),)),
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
         # torch would keep the last one whole after a pass without gradient, and so as it was before the next optimizer step
         "reshard_after_forward": True,
     }
     if offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for unit in [*layers, model]:
-        shared: Any = fully_shard(unit, **options)
+        kept = torch.float32 if unit is model else dtype
+        exact = MixedPrecisionPolicy(param_dtype=kept, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        shared: Any = fully_shard(unit, mp_policy=exact, **options)
         shared.set_gradient_divide_factor(1.0)  # the loss is divided by the count of all ranks
         shared.set_force_sum_reduction_for_comms(True)  # since gloo knows no other
         setattr(unit, _WORK, _call)
@@ -59,16 +74,18 @@ def within(unit: nn.Module, work: Callable[..., T], *args: Any) -> T:
 @contextlib.contextmanager
 def whole(models: Iterable[nn.Module | None]) -> Iterator[None]:
     """Within, all weights of the models are whole on every rank, and passes need no other rank. Nothing may be learned."""
-    units: list[Any] = [unit for model in models if model is not None for unit in model.modules() if _WORK in unit.__dict__]
-    for unit in units:
+    roots: list[Any] = [model for model in models if model is not None and _WORK in model.__dict__]
+    for unit in (unit for root in roots for unit in root.modules() if _WORK in unit.__dict__):
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()
     try:
         yield
     finally:
-        for unit in units:
-            unit.reshard()
-            unit.set_reshard_after_forward(True, recurse=False)
+        for root in roots:
+            root.set_reshard_after_forward(True)
+            # In parts again, also where a signal came in the middle of a pass; and the order of passes, by which FSDP gathers
+            # ahead, is forgotten: it is this rank's alone.
+            root.reset_iter_state()
 
 
 def gathered(x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from grpo_exp.metrics import RIGHT_ABOVE, Metrics
 from grpo_exp.optim import Optimizer, OptimOptions
 from grpo_exp.policy import Policy
 from grpo_exp.ranks import ALONE, Ranks
+from grpo_exp.sharded import is_part
 from grpo_exp.stop import NOTHING_TO_KEEP, StopSignals
 from grpo_exp.track.base import Tracker
 
@@ -280,8 +281,8 @@ class Trainer:
         return int(progress["step"])
 
     def _fingerprint(self) -> list[float]:
-        """A number for each tensor of weights, which one that is a little different changes."""
-        return [float(x.double().sum()) for _, x in self.policy.weights()]
+        """A number for each tensor of weights that every rank holds whole, which one that is a little different changes."""
+        return [float(x.double().sum()) for x in self.policy.held().values() if not is_part(x)]
 
     def _save(self, step: int) -> None:
         """Write a checkpoint, unless its weights could not be gone on with.

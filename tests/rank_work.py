@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from grpo_exp import config, earlier, run
+from grpo_exp import config, earlier, kernels, run
 from grpo_exp.batch import TokenBatch
 from grpo_exp.command_line import read
 from grpo_exp.compose import compose
@@ -208,6 +208,26 @@ def _signal_in_sampling(ranks: Ranks) -> None:
         _at_call(3, shared, "_part", lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
+def _signal_in_a_layer(ranks: Ranks) -> None:
+    """Reaches rank 1 alone, in the middle of a layer's pass in the sampling of the second step."""
+    if ranks.rank == 1:
+
+        def arm() -> None:
+            mlp = type(policies[-1].body.layers[0].mlp)
+            _at_call(1, mlp, "forward", lambda: os.kill(os.getpid(), signal.SIGTERM))
+            _at_call(1, kernels, "swiglu", lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+        policies: list[Policy] = []
+        original = Policy.share_out
+
+        def noted(self: Policy, *args: Any) -> None:
+            original(self, *args)
+            policies.append(self)
+
+        Policy.share_out = noted  # type: ignore[method-assign]
+        _at_call(3, shared, "_part", arm)
+
+
 def _signal_while_waiting(ranks: Ranks) -> None:
     """Reaches rank 0 alone, while it waits in an exchange for rank 1, which takes its time to sample."""
     if ranks.rank == 1:
@@ -232,6 +252,7 @@ TROUBLE: dict[str, Callable[[Ranks], None]] = {
     "raises": _raises,
     "drifts": _drifts,
     "signal in sampling": _signal_in_sampling,
+    "signal in a layer": _signal_in_a_layer,
     "signal while waiting": _signal_while_waiting,
     "signal in update": _signal_in_update,
 }

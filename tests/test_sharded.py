@@ -29,7 +29,9 @@ VARIANTS = {
     "two adapters": ["algo=ppo", "model.adapter=lora"],
     "a shared critic": ["algo=ppo", "algo.critic.trunk=shared"],
     "by transformers": ["rollout=hf", "model.forward=modules"],
+    "one samples by modules": ["model.forward=modules", "prompts_per_step=1", "steps=3"],
 }
+BFLOAT16 = {"grpo": [], "ppo": ["algo=ppo"], "an adapter": ["model.adapter=lora"], "modules": ["model.forward=modules"]}
 
 
 def assert_same_checkpoint(one: Path, other: Path) -> None:
@@ -57,8 +59,20 @@ def test_the_same_experiment_in_parts(count: int, shard: str, words: dict[str, l
 
 
 @pytest.mark.slow
+def test_in_bfloat16_it_is_nearly_the_same() -> None:
+    """The first rollout is sampled and scored alike but for rounding; nothing here is exact."""
+    words = {name: [*options, "model.dtype=bfloat16", "steps=1"] for name, options in BFLOAT16.items()}
+    work(Runs(Path("alone").absolute(), words))
+    processes.run(work, Runs(Path("several").absolute(), {name: [*given, FULL] for name, given in words.items()}), 2, 60)
+    for name in words:
+        one, other = (numbers(Path(side, name))[1] for side in ("alone", "several"))
+        for key in ("entropy/mean", "grad/norm", "loss/total"):
+            assert other[key] == pytest.approx(one[key], rel=0.1, abs=0.02), (name, key)
+
+
+@pytest.mark.slow
 def test_each_process_holds_its_part() -> None:
-    """Of weights, gradients, moments, reference and critic, a little more than half with two processes: some sizes are odd."""
+    """Of weights, moments, reference and critic, a little more than half with two processes: some sizes are odd."""
     for words in (["algo=ppo"], ["algo=dpo"], ["model.adapter=lora"]):
         for shard, most in (("none", 1.0), ("full", 0.52)):
             shares = processes.run(held, Held(Path.cwd(), [*words, f"hardware.shard={shard}"]), 2, 60)
@@ -78,6 +92,19 @@ def test_the_export_is_whole(name: str) -> None:
     assert a.keys() == b.keys()
     for name, x in a.items():
         torch.testing.assert_close(b[name], x, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forward", ["stream", "modules"])
+def test_a_signal_within_a_layer_leaves_all_in_parts(forward: str) -> None:
+    """It comes while one process samples, in the middle of a unit, and a checkpoint is put together right after it."""
+    words = ["steps=4", "checkpoint.every=3", f"model.forward={forward}", FULL]
+    with pytest.raises(Stopped, match="in step 2, before its update; the checkpoint of step 1 is there"):
+        processes.run(work, Runs(Path.cwd(), {"run": words}, "signal in a layer"), 2, 60)
+    assert kept(Path("run")) == [1]
+    assert processes.run(work, Runs(Path.cwd(), {"run": words, "whole": words}), 2, 60) == 2
+    assert rows(Path("run"), "samples.jsonl") == rows(Path("whole"), "samples.jsonl")
+    assert numbers(Path("run")) == numbers(Path("whole"))
 
 
 @pytest.mark.slow

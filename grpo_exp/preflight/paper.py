@@ -118,7 +118,8 @@ def reckon(config: Config) -> Sheet:
     there_is = options.memory_gib * GIB or free_bytes(torch.device(device))
     held = held_by(config, sizes, way)
     parts = options.processes if options.shard != "none" else 1
-    held = {name: 0.0 if device == "cuda" and options.shard == "offload" else size / parts for name, size in held.items()}
+    elsewhere = parts > 1 and options.shard == "offload" and device == "cuda"
+    held = {name: 0.0 if elsewhere else size / parts for name, size in held.items()}
     gradients = held.pop("gradients")
     held["process" if device == "cpu" else "libraries"] = (PROCESS if device == "cpu" else LIBRARIES) * GIB
     if device == "cuda" and options.reference == "cpu":

@@ -224,7 +224,7 @@ def _answer_all(recipe: Recipe, weights: dict[str, Tensor], pipe: Connection) ->
     torch.set_num_threads(recipe.threads)
     if recipe.keep_memory:
         keep_memory()
-    if recipe.device.type == "cuda":
+    if recipe.device.index is not None:
         torch.cuda.set_device(recipe.device)
     policy = Policy.load(recipe.model, recipe.device, recipe.dtype, recipe.seed)
     while (question := _asked(pipe)) is not None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo_exp.batch import Prompts, Rollout
-from grpo_exp.memory import Rows
+from grpo_exp.errors import OutOfMemoryError
+from grpo_exp.memory import Rows, ran_out
 from grpo_exp.ranks import Ranks
 from grpo_exp.rollout.base import Engine, Sampling
 
@@ -35,7 +36,15 @@ def sample(
     own = None
     with contextlib.ExitStack() as stack:
         with ranks.passes():
-            stack.enter_context(policy.whole())
+            try:
+                stack.enter_context(policy.whole())
+            except RuntimeError as error:
+                if not ran_out(error):
+                    raise
+                raise OutOfMemoryError(
+                    f"out of memory in {doing}: with hardware.shard all weights are whole on every process while it samples. "
+                    "Sample by a server (rollout=vllm rollout.url=), or use model.dtype=bfloat16"
+                ) from error
         if share:
             sampling = dataclasses.replace(sampling, first_prompt=sampling.first_prompt + share.start)
             draw = partial(engine.sample, policy, _part(prompts, share), sampling)
