@@ -149,6 +149,11 @@ class _Watch:
         for rank in self.ranks:
             rank.process.join()
 
+    def _silent(self) -> str:
+        """Those that were killed before they had said anything, in words."""
+        those = [rank for rank in self.ranks if rank.killed and rank.told is None]
+        return " and ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in those)
+
     def result(self) -> float | None:
         """The first rank's result, or what best says why there is none: a death, an error of its own, one about another."""
         failed = [(rank.number, rank.told[1]) for rank in self.ranks if rank.told is not None and rank.told[0] == "failed"]
@@ -164,6 +169,8 @@ class _Watch:
         for number, error in [*own, *failed]:
             if number and isinstance(error, RunError) and not isinstance(error, RankError):
                 raise type(error)(f"rank {number}: {error}")
+            if isinstance(error, RankError) and (silent := self._silent()) and silent not in str(error):
+                raise RankError(f"{error}; {silent} said nothing and was killed")  # within a pass the others cannot know
             raise error
         if self.ranks[0].told is None:
             raise RankError("rank 0 did not come to an end and was killed")

@@ -133,6 +133,7 @@ def test_one_that_fails_in_a_pass_ends_the_run(trouble: str, timeout: float, tol
     with pytest.raises(RunError) as ended:
         processes.run(work, Runs(Path.cwd(), {"run": ["steps=4", FULL]}, trouble, timeout), 2, timeout)
     assert isinstance(ended.value, RankError) and ended.value.exit_code == 3 and told in str(ended.value)
+    assert "rank 1 (process" in str(ended.value) and "rank 0" not in str(ended.value)
     assert kept(Path("run")) == [1] and card(Path("run"))["status"] == "failed"
 
 
