@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Sweep
 from hydra.errors import HydraException
 
 from grpo_exp.errors import ConfigError, nearest
+from grpo_exp.paths import expanded
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE if (PACKAGE / "conf").is_dir() else PACKAGE.parent
@@ -60,7 +61,7 @@ def read(words: Sequence[str]) -> Request:
     parser = get_args_parser()
     parser.__class__ = _Parser
     found = parser.parse_intermixed_args(list(words))
-    config_dir = None if found.config_dir is None else Path(found.config_dir).expanduser().resolve()
+    config_dir = None if found.config_dir is None else expanded(found.config_dir).resolve()
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(
             f"--config-dir {found.config_dir}: no such folder. It holds your own options, such as reward/mine.yaml"

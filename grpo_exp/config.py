@@ -10,7 +10,6 @@ import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +18,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 from grpo_exp.errors import ConfigError, nearest
 from grpo_exp.options import load_class, option
 from grpo_exp.parts import Gate, Normalization
+from grpo_exp.paths import expanded
 from grpo_exp.preflight.options import PreflightOptions
 from grpo_exp.schema import join, make, names, refuse_unknown
 from grpo_exp.sweep.options import SweepOptions
@@ -440,7 +440,7 @@ def _anchored(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     file, colon, rest = value.rpartition(":") if ":" in value else (value, "", "")
-    path = Path(file).expanduser()
+    path = expanded(file)
     return f"{path.absolute()}{colon}{rest}" if file and path.exists() else value
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from grpo_exp.errors import ModelError
 from grpo_exp.options import option
+from grpo_exp.paths import expanded
 
 TINY = Path(__file__).parent / "assets" / "tiny"
 CACHE = Path(os.environ.get("GRPO_EXP_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo_exp")
@@ -109,7 +110,7 @@ def on_paper(options: ModelOptions, size: str | None = None) -> Any:
     else:
         path = (_from_package(options) if options.source == "package" else None) or options.path
         try:
-            local = Path(str(path)).expanduser()
+            local = expanded(str(path))
             config = AutoConfig.from_pretrained(
                 str(local if local.is_dir() else path), trust_remote_code=options.trust_remote_code
             )
@@ -137,14 +138,14 @@ def check(options: ModelOptions) -> None:
     if options.source == "package" and not re.fullmatch(r"\w[\w.-]*", options.name):
         raise ModelError(f"model.name={options.name!r}: it is the name of a folder in the cache; use letters, digits and . _ -")
     for key, folder in (("model.path", options.path), ("model.start_adapter", options.start_adapter)):
-        if folder and _looks_local(folder) and not Path(folder).expanduser().is_dir():
+        if folder and _looks_local(folder) and not expanded(folder).is_dir():
             hub = "; a hub id has the form OWNER/NAME" if key == "model.path" else ""
             raise ModelError(f"{key}={folder!r}: no such folder{hub}")
     if options.source == "hub" and not options.path:
         raise ModelError(f"model={options.name} needs model.path=, a folder or a hub id such as Qwen/Qwen2.5-0.5B-Instruct")
-    if options.start_adapter and not (Path(options.start_adapter).expanduser() / "adapter_config.json").is_file():
+    if options.start_adapter and not (expanded(options.start_adapter) / "adapter_config.json").is_file():
         raise ModelError(f"model.start_adapter={options.start_adapter!r}: the folder holds no adapter_config.json of peft")
-    if options.start_adapter and not (Path(options.start_adapter).expanduser() / "adapter_model.safetensors").is_file():
+    if options.start_adapter and not (expanded(options.start_adapter) / "adapter_model.safetensors").is_file():
         raise ModelError(
             f"model.start_adapter={options.start_adapter!r}: no adapter_model.safetensors there; pickle is not read"
         )
@@ -178,7 +179,7 @@ def _load_hub(path: str, options: ModelOptions) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    local = Path(path).expanduser()
+    local = expanded(path)
     where = str(local) if local.is_dir() else path
     common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     dtype = torch.bfloat16 if options.quantize == "4bit" else torch.float32  # on its way to 4 bits it needs no more

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo_exp.command_line import Request, group_folders, options, parse, read
 from grpo_exp.compose import compose
 from grpo_exp.errors import ConfigError, DataError, InputError, nearest
+from grpo_exp.paths import expanded
 from grpo_exp.track.files import read_object
 from grpo_exp.track.wording import is_number
 
@@ -46,9 +47,9 @@ def find(word: str) -> Subject:
     Raises:
         InputError: there is nothing of that name, or it is none of these.
     """
-    path, step = Path(word).expanduser(), ""
+    path, step = expanded(word), ""
     if not path.exists() and "@" in word:
-        path, step = Path(word.rpartition("@")[0]).expanduser(), word.rpartition("@")[2]
+        path, step = expanded(word.rpartition("@")[0]), word.rpartition("@")[2]
     if not path.is_dir():
         return _elsewhere(word)
     path = path.resolve()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_exp.errors import ConfigError, nearest
+from grpo_exp.paths import expanded
 
 
 def load(path: str | None) -> Callable[..., Any]:
@@ -78,7 +79,7 @@ def _run(file: Path, path: str) -> Any:
 
 def file_of(path: str) -> Path:
     """The file that `file.py:name` names."""
-    return Path(path.rpartition(":")[0]).expanduser().resolve()
+    return expanded(path.rpartition(":")[0]).resolve()
 
 
 def line_of(error: BaseException, file: Path) -> int | None:

@@ -515,3 +515,22 @@ def test_options_name_no_code(name: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_words_name_no_code_and_no_other_root(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, word, "model=smollm2_135m")
     assert answer.code == 2 and answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--config-dir", "~nobody-of-that-name/conf"],
+        ["data=file", "data.path=~nobody-of-that-name/rows.jsonl"],
+        ["model=hf", "model.path=~nobody-of-that-name/model"],
+        ["reward=custom", "reward.path=~nobody-of-that-name/mine.py:score"],
+        ["resume", "~nobody-of-that-name/run"],
+        ["evaluate", "~nobody-of-that-name/run"],
+        ["doctor", "~nobody-of-that-name/run"],
+        ["report", "~nobody-of-that-name/run"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_home_folder_of_nobody_is_a_path_that_is_not_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, *words)
+    assert answer.code == 2 and "nobody-of-that-name" in answer.err and "Traceback" not in answer.err, answer

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_exp"
 
 LEVELS: list[set[str]] = [
-    {"errors", "options", "batch", "ops", "kernels", "worker", "pool", "frozen", "sharded"},
+    {"errors", "options", "paths", "batch", "ops", "kernels", "worker", "pool", "frozen", "sharded"},
     {
         "losses",
         "advantages",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from grpo_exp.errors import DataError
 from grpo_exp.options import option
+from grpo_exp.paths import expanded
 from grpo_exp.rows.read import Row, RowFault, find_file, one_line, read_rows
 from grpo_exp.rows.source import RowSource
 from grpo_exp.rows.stored import LineFile
@@ -46,7 +46,7 @@ class FileData(RowSource):
     def _look(self, name: str) -> None:
         """See from the first row which fields there are, since they decide what a run measures. Faults are told by `load`."""
         try:
-            if Path(name).expanduser().is_file():
+            if expanded(name).is_file():
                 first = next((row for row in read_rows(find_file(name, "data.path")) if isinstance(row, Row)), None)
                 if first is not None:
                     self.settle(first)

@@ -16,6 +16,7 @@ from grpo_exp.answers import blocks, structures
 from grpo_exp.batch import Example
 from grpo_exp.errors import ConfigError, DataError, InputError, RewardError
 from grpo_exp.options import option
+from grpo_exp.paths import expanded
 from grpo_exp.patterns import Pattern
 from grpo_exp.verifier import Verdict, Verifier, wanted
 
@@ -97,7 +98,7 @@ class JsonReward(Verifier):
 
 def _file(name: str, key: str) -> Any:
     try:
-        return structures.parse(Path(name).expanduser().read_text(encoding="utf-8"))
+        return structures.parse(expanded(name).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{key}={name!r}: there is no such file; a relative path starts at {Path.cwd()}") from error
     except (OSError, UnicodeDecodeError, structures.Malformed) as error:

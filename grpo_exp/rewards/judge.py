@@ -19,6 +19,7 @@ from grpo_exp.batch import Completions, Example, Message
 from grpo_exp.endpoint import Budget, Endpoint, Unusable
 from grpo_exp.errors import ConfigError, RewardError
 from grpo_exp.options import option
+from grpo_exp.paths import expanded
 from grpo_exp.rewards.base import Reward, stand_in, told
 
 LONGEST = 50_000  # characters of an answer that the judge sees
@@ -80,7 +81,7 @@ class JudgeReward(Reward):
             str(self.base_url), str(self.model), self.key_variable, self.seconds, self.retries, self.wait, self.at_once
         )
         self._budget = Budget(self.max_calls, self.max_tokens)
-        self._cache = None if self.cache is None else Path(self.cache).expanduser()
+        self._cache = None if self.cache is None else expanded(self.cache)
         self._known = {} if self._cache is None else _read(self._cache)
 
     def score(self, completions: Completions) -> Sequence[float | RewardError | None]:

@@ -20,6 +20,7 @@ from grpo_exp.batch import Completions, Example
 from grpo_exp.errors import ConfigError
 from grpo_exp.frozen import Waiting
 from grpo_exp.options import option
+from grpo_exp.paths import expanded
 from grpo_exp.rewards.base import Reward
 
 
@@ -82,7 +83,7 @@ def folder(path: str | None) -> Path:
     """
     if path is None:
         raise ConfigError("reward.path=null: the model reward needs a folder, such as reward.path=outputs/runs/RUN/export")
-    where = Path(path).expanduser()
+    where = expanded(path)
     wanted = f"reward.path={path!r}: expected the folder of a sequence-classification model with one label"
     try:
         config = json.loads((where / "config.json").read_text(encoding="utf-8"))

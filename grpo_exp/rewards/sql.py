@@ -17,6 +17,7 @@ from grpo_exp.answers import blocks
 from grpo_exp.batch import Example
 from grpo_exp.errors import ConfigError, DataError
 from grpo_exp.options import option
+from grpo_exp.paths import expanded
 from grpo_exp.verifier import Verdict, Verifier, wanted
 
 LONGEST = 10_000  # characters of a query
@@ -67,7 +68,7 @@ class SqlReward(Verifier):
         if not hasattr(sqlite3.Connection, "setlimit"):
             raise ConfigError("reward=sql needs Python 3.11 or newer, whose sqlite3 can limit how large a value grows")
         if self.database is not None:
-            _check(Path(self.database).expanduser(), self.key("database"))
+            _check(expanded(self.database), self.key("database"))
         self._expected_rows = functools.lru_cache(maxsize=1024)(self._ask)
 
     def check_data(self, examples: Sequence[Example]) -> None:
@@ -109,9 +110,9 @@ class SqlReward(Verifier):
 
     def _file(self, example: Example) -> Path | None:
         if self.database is not None:
-            return Path(self.database).expanduser()
+            return expanded(self.database)
         own = wanted(example, self.database_field)
-        return None if own is None else Path(self.folder or ".").expanduser() / str(own)
+        return None if own is None else expanded(self.folder or ".") / str(own)
 
     def _ask(self, query: str, file: Path) -> Rows:
         return ask(query, file, self.seconds)

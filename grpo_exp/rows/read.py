@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_exp.errors import DataError, nearest
+from grpo_exp.paths import expanded
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 
@@ -59,7 +60,7 @@ def find_file(name: str, key: str) -> Path:
     """
     shown = f"{key}={one_line(name, 200)}"
     try:
-        path = Path(name).expanduser()
+        path = expanded(name)
         if path.is_dir():
             files = sorted(f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
             raise DataError(f"{shown}: a folder; name one file in it{': ' + one_line(', '.join(files)) if files else ''}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from grpo_exp.errors import ConfigError
+from grpo_exp.paths import expanded
 
 DEFAULT_URL = "https://api.wandb.ai"
 
@@ -42,7 +43,7 @@ def has_login(environ: Mapping[str, str]) -> bool:
     """Whether a W&B key or token stands in the environment, in W&B's settings or in the netrc file."""
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE") or settings_file(environ).get("api_key"):
         return True
-    paths = [Path(environ["NETRC"]).expanduser()] if environ.get("NETRC") else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    paths = [expanded(environ["NETRC"])] if environ.get("NETRC") else [Path.home() / ".netrc", Path.home() / "_netrc"]
     for path in paths:
         try:
             entry = netrc.netrc(str(path)).authenticators(urlsplit(base_url(environ)).netloc)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_exp.errors import DataError, GrpoError, InputError, nearest
 from grpo_exp.flags import Flags, write
 from grpo_exp.health.log import Examined
+from grpo_exp.paths import expanded
 
 if TYPE_CHECKING:
     from grpo_exp.health.options import Health
@@ -48,7 +49,7 @@ def main(words: list[str]) -> int:
 
     asked = _parser().parse_intermixed_args(words)
     request = _request(asked)
-    examined = [one for path in request.paths for one in _examined(Path(path).expanduser(), request)]
+    examined = [one for path in request.paths for one in _examined(expanded(path), request)]
     if asked.json is not None:
         write(asked.json, screen.as_json(examined))
     if asked.json != "-":
@@ -95,13 +96,13 @@ def _request(asked: argparse.Namespace) -> _Request:
     paths, overrides, own, named = [], [], dict[str, str](), None
     for word in asked.words:
         name, equals, value = word.partition("=")
-        if not equals or Path(word).expanduser().exists():
+        if not equals or expanded(word).exists():
             paths.append(word)
         elif word.startswith(METRICS):
             own[name.removeprefix(METRICS)] = value
         elif word.startswith(MAPPING):
             named = value if value in BUILT_IN else named
-            own = own if value in BUILT_IN else of_file(Path(value).expanduser()) | own
+            own = own if value in BUILT_IN else of_file(expanded(value)) | own
         elif name.partition(".")[0] == "health":
             overrides.append(word)
         else:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from grpo_exp.earlier import LONGER
 from grpo_exp.errors import InputError, nearest
+from grpo_exp.paths import expanded
 
 USAGE = "usage: python -m grpo_exp resume RUN[@STEP] [steps=N ...]; python -m grpo_exp help resume says more"
 SECTIONS = ("hardware", "track", "checkpoint", "health")
@@ -64,8 +65,8 @@ def _place(word: str) -> tuple[Path, int | None]:
     """
     from grpo_exp.subject import find
 
-    path, at, step = word.rpartition("@") if "@" in word and not Path(word).expanduser().exists() else (word, "", "")
-    folder = Path(path).expanduser()
+    path, at, step = word.rpartition("@") if "@" in word and not expanded(word).exists() else (word, "", "")
+    folder = expanded(path)
     if not (folder / "run.json").is_file():
         raise InputError(f"{word}: no run there (no run.json). {USAGE}")
     if at and not step:

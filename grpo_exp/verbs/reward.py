@@ -19,10 +19,10 @@ keeps everything: reward.json, responses.jsonl, attacks.jsonl, samples.jsonl, co
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_exp.errors import DataError, InputError
+from grpo_exp.paths import expanded
 
 if TYPE_CHECKING:
     from grpo_exp.laboratory.bench import Request
@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
     composed = configure(Subject("reward", None), overrides, "reward", ALSO)
     config = configuration.build(composed, judged=False)
     found = bench.findings(config, _request(own, overrides))
-    folder = Path(own["out"]).expanduser() if "out" in own else None
+    folder = expanded(own["out"]) if "out" in own else None
     if folder is not None:
         found.write(folder, configuration.resolved(composed), configuration.secret_values(composed))
     written = [] if folder is None else [f"written to {folder}"]
