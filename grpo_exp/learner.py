@@ -199,7 +199,7 @@ class Learner:
                     mean.backward()
                 if len(index):
                     losses.append(loss.told(mean))
-                    gathered.put(index, now)
+                gathered.put(index, now)
         return gathered.outputs(), losses
 
     @contextlib.contextmanager
@@ -209,12 +209,10 @@ class Learner:
         if not self.policy.shared:
             yield own
             return
-        parts = list(own)
-        most = max(self.ranks.exchange(len(parts)))
         first = batch.rows(torch.arange(batch.unit, device=batch.tokens.device))
         nothing = torch.arange(0, device=batch.tokens.device)
-        with self.ranks.passes():
-            yield [*parts, *[(nothing, first)] * (most - len(parts))]
+        with self.ranks.in_step(list(own), (nothing, first)) as parts:
+            yield parts
 
     def _first_pass(self, batch: TokenBatch, part: TokenBatch, now: Outputs) -> Metrics:
         """What is measured before the first optimizer step on a batch, on rows that the policy as it still is sampled.

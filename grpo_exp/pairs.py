@@ -124,9 +124,8 @@ class PairEvaluator:
         parts = [examples[i : i + size] for i in range(0, len(examples), size)]
         if not self.policy.shared:
             return [self._preference(part) for part in parts]
-        most = max(self.ranks.exchange(len(parts)))  # passes on every rank
-        with self.ranks.passes():
-            found = [self._preference(part) for part in [*parts, *[self.examples[:1]] * (most - len(parts))]]
+        with self.ranks.in_step(parts, self.examples[:1]) as passes:
+            found = [self._preference(part) for part in passes]
         return found[: len(parts)]
 
     def _preference(self, examples: list[Example]) -> tuple[Tensor, list[str]]:

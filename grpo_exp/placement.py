@@ -27,10 +27,10 @@ def check(config: Config) -> None:
 
 def check_packages(config: Config) -> None:
     """Raise ConfigError where a package that the options need is not installed."""
-    asked = {"model.quantize": config.model.quantize, "optim.name": config.optim.name}
     from grpo_exp import sharded  # which imports torch
 
     sharded.check(config.hardware.shard)
+    asked = {"model.quantize": config.model.quantize, "optim.name": config.optim.name}
     bits.check([word for word in (f"{key}={value}" for key, value in asked.items()) if word in bits.PLAIN])
 
 

@@ -96,6 +96,17 @@ class Ranks:
         """
         return contextlib.nullcontext()
 
+    @contextlib.contextmanager
+    def in_step(self, parts: list[T], filler: T) -> Iterator[list[T]]:
+        """Within, passes with weights that are shared out, which every rank comes to as often: its parts, and where others have
+        more of them the filler.
+
+        Raises: as `exchange`.
+        """
+        most = max(self.exchange(len(parts)))
+        with self.passes():
+            yield [*parts, *[filler] * (most - len(parts))]
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of all ranks, in place. Where no rank has one there is none afterwards. Those of weights that
         are shared out have been added up as they came."""
